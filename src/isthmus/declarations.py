@@ -10,6 +10,9 @@ from dataclasses import is_dataclass
 
 # fmt: off
 from isthmus.distill.declaration import Distillation as Distillation, Search as Search, Tabular as Tabular
+from isthmus.distill.declaredteachers import (
+    Onnx as Onnx, TeacherFunction as TeacherFunction, TeacherOutputs as TeacherOutputs,
+)
 from isthmus.distill.gates import Gate as Gate
 from isthmus.distill.labels import (
     Binary as Binary, Classes as Classes, Isotonic as Isotonic, Monitor as Monitor, Number as Number, Rank as Rank,

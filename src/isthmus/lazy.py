@@ -6,11 +6,11 @@ from typing import Any
 
 
 def lazily(public: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a public module.
+    """Return `__getattr__` and `__dir__` for a public module, so that importing it loads no private module yet.
 
-    They import a private module when one of its names is used. `names` maps each private module to its public names,
-    separated by spaces. For an unknown name, `__getattr__` raises an AttributeError that contains `public`, the name of
-    the public module.
+    A private module is imported when one of its names is used. `names` maps the path of each private module to its
+    public names, separated by spaces. `public` is the name of the public module, for the AttributeError about an
+    unknown name.
     """
     homes = {name: home for home, text in names.items() for name in text.split()}
 

@@ -26,7 +26,12 @@ PUBLIC = {
 
 
 def names_in(public: str, package: str) -> Callable[[str], NoReturn]:
-    """Return a `__getattr__` for a private package: it raises an error for names that have moved to `public`."""
+    """Return a `__getattr__` for a private package whose names have moved, to tell users where they are now.
+
+    `package` is the name of the private package, and `public` the public module. For names that have moved,
+    `__getattr__` raises an ImportError that says where to import them from. For other names, it raises an
+    AttributeError.
+    """
 
     def missing(name: str) -> NoReturn:
         if name in import_module(public).__all__:
@@ -46,8 +51,9 @@ class _Moved:
 
 
 def install() -> None:
-    """Add an import hook to `sys.meta_path`, behind the existing ones. Each call adds another hook.
+    """Add an import hook that helps users of old import paths. Call it once, since each call adds another hook.
 
-    Importing a former private module (a key of `PUBLIC`) then raises a ModuleNotFoundError that names the public one.
+    Importing a former private module (a key of `PUBLIC`) then raises a ModuleNotFoundError that names the public
+    module.
     """
     sys.meta_path.append(_Moved())

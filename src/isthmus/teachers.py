@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from isthmus.lazy import lazily
 
 if TYPE_CHECKING:
-    from isthmus.distill.outputs.cache import TeacherOutputs
+    from isthmus.distill.outputs.cache import OutputCache
     from isthmus.distill.outputs.form import OutputFormat
     from isthmus.distill.outputs.identity import identities
     from isthmus.distill.teachers.compatibility import compatible
@@ -20,10 +20,10 @@ __all__ = [
     "EstimatorTeacher",
     "FunctionTeacher",
     "NetworkTeacher",
+    "OutputCache",
     "OutputFormat",
     "PretrainedTeacher",
     "Teacher",
-    "TeacherOutputs",
     "compatible",
     "fingerprint",
     "identities",
@@ -34,7 +34,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspell
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "isthmus.distill.outputs.cache": "TeacherOutputs",
+            "isthmus.distill.outputs.cache": "OutputCache",
             "isthmus.distill.outputs.form": "OutputFormat",
             "isthmus.distill.outputs.identity": "identities",
             "isthmus.distill.teachers.compatibility": "compatible",

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 Command = Sequence[str]
-_PINNED = Path(__file__).parents[1] / "features" / "snapshot" / "kotlin"
+PINNED = Path(__file__).parents[1] / "package" / "snapshot" / "kotlin"
 
 
 def compiler() -> Path:
     """Kotlin's compiler, which is installed by the first call."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isthmus" / "kotlin-compiler-2.4.20"
     if not cache.is_dir():
-        fresh = Path(shutil.copytree(_PINNED, cache.with_suffix(f".{os.getpid()}")))
+        fresh = Path(shutil.copytree(PINNED, cache.with_suffix(f".{os.getpid()}")))
         subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", fresh], check=True)
         fresh.rename(cache)
     return cache / "node_modules/kotlin-compiler/bin/kotlinc"

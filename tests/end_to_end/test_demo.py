@@ -220,7 +220,7 @@ def test_the_page_asks_for_keys_and_brings_the_stored_features(
         "event_timestamp": pa.array([project.now()], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
     })  # fmt: skip
     offline = OfflineStore(project.offline)
-    views = dict.fromkeys(view for view, _ in project.applied().read(manifest.service))
+    views = dict.fromkeys(view for view, _ in project.applied().stored_features(manifest.service))
     histories = [offline.history(project.applied().views[view]) for view in views]
     inputs = manifest.model_inputs
     tensors = feeds(inputs, columns(point_in_time(spine, histories), inputs))

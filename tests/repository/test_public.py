@@ -83,7 +83,7 @@ def test_a_private_path_that_moved_names_the_public_module(name: str) -> None:
     [
         ("isthmus.distill.losses", "isthmus.losses", "soft_targets"),
         ("isthmus.distill.teachers", "isthmus.teachers", "NetworkTeacher"),
-        ("isthmus.distill.outputs", "isthmus.teachers", "TeacherOutputs"),
+        ("isthmus.distill.outputs", "isthmus.teachers", "OutputCache"),
     ],
 )
 def test_a_private_package_names_the_public_module_of_its_former_names(package: str, public: str, name: str) -> None:

@@ -44,7 +44,7 @@ from isthmus.package.inputs import feeds
 from isthmus.package.manifest import Input, Manifest, TensorInfo, Variant, package_digest
 from isthmus.package.verdict import FeatureVerdict, Verdict
 from isthmus.serving.deployment.record import Deployment
-from isthmus.serving.keys import Key, Keyring, make
+from isthmus.serving.keys import Key, Keyring, create_key
 from isthmus.serving.process import start
 from isthmus.serving.rollout.releases import deploy
 from isthmus.serving.settings import ServerSettings
@@ -332,7 +332,7 @@ class Server:
 
 def write_keys(file: Path, **scopes: str) -> dict[str, str]:
     """A key file with these keys, name to scopes with a space between; returns the keys by their names."""
-    made: dict[str, tuple[Key, str]] = {name: make(name, wanted.split(), NOW) for name, wanted in scopes.items()}
+    made: dict[str, tuple[Key, str]] = {name: create_key(name, wanted.split(), NOW) for name, wanted in scopes.items()}
     write_atomically(file, Keyring(keys=tuple(key for key, _ in made.values())).dumps(), mode=0o600)
     return {name: secret for name, (_, secret) in made.items()}
 

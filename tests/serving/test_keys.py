@@ -16,7 +16,7 @@ from openapi_schema_validator import OAS31Validator
 
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.files import write_atomically
-from isthmus.serving.keys import PATTERN, Grants, Keyring, make, problems, required_marker
+from isthmus.serving.keys import PATTERN, Grants, Keyring, create_key, problems, required_marker
 from isthmus.serving.limits import Limits
 from isthmus.serving.settings import ServerSettings
 from isthmus.serving.wire.errors import ForbiddenError
@@ -240,7 +240,7 @@ def test_the_check_of_answers_and_logs_can_fail() -> None:
 
 
 def test_a_key_is_long_and_random_and_only_its_hash_is_stored(tmp_path: Path) -> None:
-    made = [make("owner", ["read:*", "read:*"], NOW) for _ in range(50)]
+    made = [create_key("owner", ["read:*", "read:*"], NOW) for _ in range(50)]
     assert len({secret for _, secret in made}) == len({key.sha256 for key, _ in made}) == 50
     for key, secret in made:
         assert PATTERN.fullmatch(secret.encode())
@@ -305,7 +305,7 @@ def test_a_grant_is_what_its_scopes_say(scopes: list[tuple[str, str]], action: s
 
 
 def test_the_key_file_is_read_as_it_is_written(tmp_path: Path) -> None:
-    keys = tuple(make(name, ["read:*"], NOW)[0] for name in ("a", "b"))
+    keys = tuple(create_key(name, ["read:*"], NOW)[0] for name in ("a", "b"))
     (tmp_path / "keys.json").write_bytes(Keyring(keys=keys).dumps())
     assert Keyring.read(tmp_path / "keys.json").keys == keys
     assert json.loads((tmp_path / "keys.json").read_text())["format_version"] == 1

@@ -18,11 +18,11 @@ _WHERE = "profiles.training"
 
 
 def accelerator(profile: TrainingProfile) -> Accelerator:
-    """Create the Accelerator (library accelerate) of a training, with the device and precision that `profile` requests.
+    """Create the Accelerator (library accelerate) that trains a student on the device that `profile` requests.
 
-    If `accelerate launch` started several processes, the Accelerator joins them. Replaces the device and precision that
-    accelerate remembers from earlier calls. Raises a DependencyError if this machine cannot provide the requested CUDA,
-    bf16 or torch.compile.
+    The Accelerator also uses the precision and the compiler of the profile. If `accelerate launch` started several
+    processes, it joins them. The device and precision of an earlier Accelerator in this process are forgotten. Raises a
+    DependencyError if this machine does not provide the requested CUDA, bf16 or torch.compile.
     """
     device = resolve(profile)
     if profile.compile:
@@ -38,9 +38,10 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
 
 
 def resolve(profile: TrainingProfile) -> torch.device:
-    """Return the device that the profile requests; "auto" takes a GPU if there is one.
+    """Return the torch device for a training profile; "auto" takes a GPU if this machine has one.
 
-    Raise a DependencyError if the requested CUDA or bf16 is missing. Call it before long work, to fail early.
+    Call it before long work, to fail early. Raises a DependencyError if the profile requests CUDA or bf16 and this
+    machine does not provide it.
     """
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
@@ -64,8 +65,9 @@ def resolve(profile: TrainingProfile) -> torch.device:
 def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
     """Turn an out-of-memory error in the `with` block into a DependencyError that suggests a smaller batch.
 
-    The message names `where`, the step that ran, and `rows`, the number of rows it computed at once. Other errors are
-    raised unchanged.
+    Wrap each training step in it. `where` names the step in the message, and `rows` is the number of rows that the step
+    computes at once. The suggestion quotes batch size and accumulation from `settings`. All other errors are raised
+    unchanged.
     """
     try:
         yield
@@ -82,7 +84,6 @@ def enough_memory(where: str, device: torch.device, settings: TrainingSettings, 
 
 
 def peak(device: torch.device) -> int:
-    """Return this process's peak memory so far, in bytes: torch's allocations on a GPU, else the resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -114,7 +115,10 @@ def _require_compiler(device: torch.device) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Set torch's number of CPU threads for the `with` block, and restore the earlier number after it."""
+    """Set the number of CPU threads of torch for the `with` block, and restore the earlier number afterwards.
+
+    Use it to measure or train with a fixed number of threads.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -93,7 +93,11 @@ class Tabular:
     preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
 
     def plan(self, inputs: Sequence[_Input]) -> Plan:
-        """Return how to prepare each input: the declared `preparation`, or the default for the input's type."""
+        """Return how to prepare each of the student's inputs for the network, to fit it on the training part.
+
+        An input uses the first entry of `preparation` that matches its name, or else the default for its type: numbers
+        are standardized, and texts are embedded.
+        """
         numbers: dict[str, tuple[Step, ...]] = {}
         texts: dict[str, Text] = {}
         for item in inputs:
@@ -105,7 +109,11 @@ class Tabular:
         return Plan(numbers, texts)
 
     def preparation_problems(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
-        """Return a problem for each `preparation` that is invalid, matches no input, or does not suit its type."""
+        """Check `preparation` against the inputs of the student; return a list of problems, [] if it is valid.
+
+        An entry is a problem if its value is invalid, if it matches no input, or if it does not suit the type of an
+        input. `where` names the declaration in the messages.
+        """
         problems = []
         for pattern, how in self.preparation.items():
             place = f"{where}: preparation of {pattern!r}"
@@ -150,7 +158,11 @@ class Tabular:
         return [*failed_checks(self, where, checks), *taught, *self.label.problems(f"{where}: label")]
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the spine (training examples) has a wrong label type or lacks column `Rank.within`."""
+        """Check the label against the spine (the table of training examples); return a list of problems, [] if it fits.
+
+        It is a problem if the type of the label column does not suit the kind of label, or if the spine lacks the
+        column `Rank.within`. `where` names the declaration in the messages.
+        """
         if not isinstance(self.label, Label):
             return []
         problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
@@ -313,7 +325,7 @@ class Distillation:
 
     @property
     def required(self) -> Sequence[Gate]:
-        """The gates that a student must pass: the declared ones, or the defaults for the task."""
+        """The gates (limits on metrics) that a student must pass to be packaged: `gates`, or the task's defaults."""
         if self.gates is not None:
             return self.gates
         if isinstance(self.task, Causal) and self.task.base is not None:
@@ -322,7 +334,10 @@ class Distillation:
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
     def preparation_problems(self, inputs: Sequence[_Input]) -> list[Problem]:
-        """Check the task's `preparation` against the student's inputs; return [] if the task is not a `Tabular`."""
+        """Check `preparation` of a `Tabular` against the student's inputs; return a list of problems, [] if valid.
+
+        Used to check a project before training. Also returns [] for every other kind of task.
+        """
         return self.task.preparation_problems(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:
@@ -390,10 +405,10 @@ class Distillation:
         return problems + self._misset(self.settings, self.where)
 
     def gate_problems(self, measured: Sequence[str]) -> list[Problem]:
-        """Return a problem for each required gate on an unknown metric.
+        """Return a problem for each required gate whose metric the report of a student will not have.
 
-        `measured` has the task's own metrics; "taught" and "gap_closed" are known for every task. A metric with a dot,
-        such as "student.auc", is not checked here: only the report of a student has these.
+        `measured` has the names of the task's own results; "taught" and "gap_closed" are known for every task. Metrics
+        with a dot, such as "student.auc", are not checked here, because only the finished report shows them.
         """
         known = (*OVERALL, *measured)
         names = [gate.metric for gate in self.required if "." not in gate.metric and gate.metric not in known]
@@ -409,18 +424,19 @@ class Distillation:
         return wrong
 
     def training_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings to train student and control (a student without the teacher).
+        """Return the settings with which a student and its control (a student without the teacher) are trained.
 
-        These are the declared settings, or else defaults with the batch size of `profile`. If they set neither epochs
-        nor steps, the profile sets the epochs. If the profile sets none, a `Tabular` gets enough epochs for 800 steps
-        on `rows` training rows.
+        Uses the declared `settings`, or defaults with the batch size of `profile`. If neither epochs nor steps are set,
+        the epochs come from the profile, which defaults to four. If the profile sets none, a `Tabular` gets enough
+        epochs for at least 800 steps on `rows`, the number of training rows.
         """
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
     def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings to train the students of a search: `search.settings`, or else `training_settings`.
+        """Return the settings with which a search trains its students: `search.settings`, or else `training_settings`.
 
-        Missing epochs come from the profile and the number of training `rows`, as in `training_settings`.
+        If neither epochs nor steps are set, they come from `profile` and from `rows`, the number of training rows, as
+        in `training_settings`.
         """
         settings = None if self.search is None else self.search.settings
         if settings is None:

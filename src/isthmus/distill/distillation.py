@@ -16,7 +16,7 @@ from torch import nn
 
 from isthmus.distill.accelerator import resolve
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.preflight import STEADY, rehearse, require_measured
 from isthmus.distill.reports.build import PUPILS, Trained, report
 from isthmus.distill.reports.report import FORMAT
@@ -59,19 +59,28 @@ class DistillationReport:
 def distill(
     material: Material, *, folder: Path, cache: Path, runs: Path, again: bool = False, progress: Progress = silent
 ) -> DistillationReport:
-    """Train students, measure them, and write the best student and its control to `folder/<id>`.
+    """Train students on a training set, measure them, and write the best student to `folder/<id>`, with its report.
 
-    A control is the same student trained without the teacher; there is one per student. If a student of the same
-    training set, settings, task, teacher and code exists, return its report without training, unless `again` is True.
-    If only reporting code changed, keep the weights and compute a new report. Reads teacher outputs from `cache` and
-    adds missing ones. Writes TensorBoard event files and checkpoints to `runs`. At the end, deletes the checkpoints of
-    all other trainings in `runs`, and keeps its own final weights.
+    Also trains a control per student: the same model without the teacher. The control of the best student is written,
+    too. If `folder` already has a student from the same training set, settings, task, teacher and code, this function
+    trains nothing and returns the report of that student. If only reporting code changed, it keeps the weights and
+    computes a new report.
 
-    Raises Stopped on SIGINT or SIGTERM; the same call then continues the training. Other errors:
-    * ConfigurationError: the declaration is invalid, a runtime is not installed, or teacher and student do not fit.
-    * DataError: the table lacks columns or values, or an input leaks the label.
-    * DependencyError: a device, memory or disk space is missing, or several processes were launched.
-    * GateFailed: a loss, gradient or output is not finite.
+    Args:
+        material: declaration, training set and training profile.
+        folder: folder for students and their reports.
+        cache: folder with stored outputs of teachers; missing outputs are added.
+        runs: folder for TensorBoard event files and checkpoints. A successful call deletes the checkpoints of all other
+            trainings there.
+        again: True to train even if the student exists.
+        progress: called with a line of text and the finished share, 0 to 1.
+
+    Raises:
+        Stopped: SIGINT or SIGTERM ended the training; the same call continues it.
+        ConfigurationError: the declaration is invalid, a runtime is not installed, or teacher and student do not fit.
+        DataError: the table lacks columns or values, or an input leaks the label.
+        DependencyError: a device, memory or disk space is missing, or several processes were launched.
+        GateFailed: a loss, gradient or output is not finite.
     """
     declaration, stages = material.declaration, _Stages(progress)
     _require_ready(declaration)
@@ -137,8 +146,8 @@ def _existing(task: Task, path: Path, progress: Progress) -> DistillationReport 
 
 
 def _complete(
-    task: Task, teacher: Teacher, opened: TeacherOutputs, cache: Path, stages: "_Stages"
-) -> tuple[dict[str, TeacherOutputs], dict[str, TeacherCost]]:
+    task: Task, teacher: Teacher, opened: OutputCache, cache: Path, stages: "_Stages"
+) -> tuple[dict[str, OutputCache], dict[str, TeacherCost]]:
     rows, test, references = np.arange(task.material.table.num_rows), task.material.parts.test, task.references()
     outputs, costs = {"teacher": opened}, dict[str, TeacherCost]()
     # Open these before the teacher runs, since it rejects references whose labels differ from the task's.
@@ -154,7 +163,7 @@ def _complete(
 
 
 def _train(
-    task: Task, outputs: TeacherOutputs, settings: TrainingSettings, trainings: "_Trainings", stages: "_Stages"
+    task: Task, outputs: OutputCache, settings: TrainingSettings, trainings: "_Trainings", stages: "_Stages"
 ) -> dict[tuple[str, int], Trained]:
     declaration, trained = task.material.declaration, dict[tuple[str, int], Trained]()
     rows, cpu = task.material.parts.validation, torch.device("cpu")

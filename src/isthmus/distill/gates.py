@@ -100,7 +100,11 @@ def check_gate(gate: Gate, value: float | None) -> GateResult:
 
 
 def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[GateResult]:
-    """Return a result for each gate, whether it holds or not; raise a ConfigurationError for an unknown metric."""
+    """Compare the figures of a student's report with gates; return a result for each gate, even if it does not hold.
+
+    `where` names the declaration in error messages. Raises a ConfigurationError if the report lacks the metric of a
+    gate.
+    """
     figures = gate_figures(report)
     problems = [Problem("gate", repr(gate.metric), one_of(figures)) for gate in gates if gate.metric not in figures]
     if problems:
@@ -113,17 +117,12 @@ def check_figures(figures: Mapping[str, float | None], gates: Iterable[Gate]) ->
 
 
 def require_passed(where: str, results: Iterable[GateResult], remedy: str) -> None:
-    """Raise a GateFailed that lists all gates that do not hold; `remedy` advises the user what to do."""
     if failed := [result for result in results if not result.holds]:
         expected = "; ".join(result.expected for result in failed)
         raise GateFailed(where, "; ".join(map(str, failed)), expected=expected, remedy=remedy)
 
 
 def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return all figures of a student's report that gates can name, by name.
-
-    These are "taught", "gap_closed", the task's figures, and "<model>.<figure>", such as "student.auc".
-    """
     figures: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in OVERALL}
     figures |= report["measures"]
     for model, record in report["models"].items():
@@ -135,7 +134,6 @@ def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def bounds_on(bounds: Iterable[Gate], *prefixes: str) -> list[Gate]:
-    """Select the bounds whose metric has one of `prefixes` before its first dot, such as "lost" in "lost.auc"."""
     return [bound for bound in bounds if bound.metric.partition(".")[0] in prefixes]
 
 
@@ -145,11 +143,6 @@ def have_limits(gates: Iterable[Gate]) -> bool:
 
 
 def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> list[Problem]:
-    """Return a problem for each bound that the kind of label does not support, and for wrong limits on a loss.
-
-    A bound on a loss, such as "lost.auc", must have only `at_most`, 0 or more. If `label` is None, every bound is a
-    problem.
-    """
     measures = {} if label is None else BOUNDED.get(type(label), {})
     known = {f"{prefix}.{name}" for kind, names in measures.items() for prefix in _PREFIXES[kind] for name in names}
     parts = (f"{' or '.join(_PREFIXES[kind])}, a dot, and {one_of(names)}" for kind, names in measures.items())
@@ -164,7 +157,6 @@ def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> l
 
 
 def value_text(bound: "Bound") -> str:
-    """Return the value of a bound as text, such as "auc is 0.81 (0.79 to 0.83)", with its week or slice if any."""
     if bound.found is None:
         return f"{bound.measure} is not known yet"
     found, of = bound.found, f" in {bound.week}" if bound.week else f" of {bound.slice}" if bound.slice else ""

@@ -4,21 +4,15 @@ from collections.abc import Iterable
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.language.causal import Causal
-from isthmus.features.contract.schema import SEPARATOR, Contract, optional
+from isthmus.features.contract.schema import SEPARATOR, Contract, optional_fields
 from isthmus.features.definition.spec import FeatureProjection, RequestSource, RequestTransform
-from isthmus.features.errors import Problem, nearest, one_of
+from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import INPUTS
 
 
 def input_problems(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
-    """Check the inputs of a distillation against the contract (the schema of all features), and return all problems.
-
-    A problem is an input that a model cannot read, that devices do not have, or that the spine (the table of training
-    examples) lacks. `stale` may name another of `distillations`, but only one whose student reads no stored features.
-    The template of a `Causal` may only name features of the student's service.
-    """
     problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)
     if isinstance(distillation.task, Causal):
@@ -52,8 +46,8 @@ def _unusable_fallback(
         return []
     if name not in known or name == distillation.name:
         others = [other for other in known if other != distillation.name]
-        return [Problem(where, f"no other distillation is named {name!r}{nearest(name, others)}", one_of(others))]
-    if stored := [f"{view}:{feature}" for view, feature in contract.read(known[name].student.name)]:
+        return [Problem(where, f"no other distillation is named {name!r}{did_you_mean(name, others)}", one_of(others))]
+    if stored := [f"{view}:{feature}" for view, feature in contract.stored_features(known[name].student.name)]:
         return [Problem(where, f"the student of {name} reads {', '.join(stored[:3])}",
                         "a student without stored features, since those are missing or stale")]  # fmt: skip
     return []
@@ -85,7 +79,7 @@ def _not_in_the_spine(distillation: Distillation, contract: Contract) -> list[Pr
     there |= {field.name for field in spine.request.schema} if spine.request else set()
     used = [transform for service in services for transform in contract.transforms_of(service.name)]
     needed = {c.name for service in services for c in contract.raw_inputs(service.name) if c.available == "request"}
-    missing = sorted(needed - there - (optional(used) if used else set()))
+    missing = sorted(needed - there - (optional_fields(used) if used else set()))
     parts: list[object] = [part for each in services for part in each.features]
     for part in parts:
         part = part.view if isinstance(part, FeatureProjection) else part

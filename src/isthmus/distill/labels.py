@@ -31,7 +31,10 @@ class Label(ABC):
 
     @property
     def grouped_by(self) -> str | None:
-        """Column whose equal values stay in one batch and one part of the split; None if rows are independent."""
+        """Name of the column that groups rows, such as the query of a ranking; None if rows are independent.
+
+        Rows with the same value stay in the same batch and in the same part of the split.
+        """
         return None
 
     @abstractmethod

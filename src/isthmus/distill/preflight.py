@@ -9,7 +9,7 @@ from torch import nn
 from isthmus.distill.accelerator import enough_memory, is_full
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.onnx.runtime import predict, session, tensor_info
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.runtimes.conversions import conversions_for
 from isthmus.distill.runtimes.network import portable_part, run_program
 from isthmus.distill.settings import TrainingSettings
@@ -31,18 +31,22 @@ _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 
 
 def rehearse(
-    task: Task, teacher: Teacher, outputs: TeacherOutputs, settings: TrainingSettings, note: Callable[[str], None]
+    task: Task, teacher: Teacher, outputs: OutputCache, settings: TrainingSettings, note: Callable[[str], None]
 ) -> None:
-    """Check a distillation with an untrained student, before the teacher's outputs are computed and students train.
+    """Try each step of a distillation with an untrained student, to find errors before hours of computation.
 
-    Computes the loss of the first batch and its gradient. Runs the student's graph in ONNX Runtime and in every other
-    declared runtime, each in a child process. If teacher outputs are missing, calls the teacher on two rows, and on the
-    first batch if the objective uses the teacher. Restores torch's random state. `note` is called with a line of text,
-    for example for a runtime that cannot run the student.
+    Called before the teacher computes its outputs. Computes the loss and its gradient for the first batch. Runs the
+    student's graph in ONNX Runtime, and in a child process for each other declared runtime. If `outputs` lacks outputs
+    of the teacher, calls the teacher on two rows, and on the first batch if the objective uses the teacher. Leaves
+    torch's random state on the CPU unchanged. Calls `note` with a line of text for each remark, such as a runtime that
+    cannot run the student.
 
-    Raise a ConfigurationError if gates, settings, row groups, student, teacher and objective do not fit each other, or
-    if the student is random in eval mode. Raise a DataError if an input leaks the label, a GateFailed if the loss is
-    not finite, and a DependencyError if memory is full.
+    Raises:
+        ConfigurationError: gates, settings, row groups, student, teacher and objective do not fit each other, or the
+            student's outputs are random in eval mode.
+        DataError: an input reveals the label on its own, or an output of the teacher is unusable.
+        GateFailed: the loss is not finite.
+        DependencyError: memory is full.
     """
     declared = task.material.declaration
     where = declared.where
@@ -94,12 +98,13 @@ def rehearse(
                 note(f"the package will have no model for {runtime.program.libraries.runtime}: {error}")
 
 
-def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
-    """Check with an untrained student that the task's metric and all gates name figures that will be measured.
+def require_measured(task: Task, outputs: OutputCache, cost: TeacherCost, references: Collection[str]) -> None:
+    """Check before training that the report will have the task's metric, and every figure that a gate names.
 
-    Runs the student on the validation rows. `outputs` must have all outputs of the teacher. `references` has the names
-    of further models in the report, which gates may name. Raise a ConfigurationError for an unknown figure, or if the
-    student has more parameters than its teacher (`cost`).
+    Checks figures of a model, such as "student.auc". Runs an untrained student on the validation rows. `outputs` must
+    have the teacher's outputs for these rows. `cost` has the teacher's size. `references` has the names of the other
+    models in the report. Raise a ConfigurationError if a name is unknown, or if the student has more parameters than
+    the teacher.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):
@@ -119,7 +124,7 @@ def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, ref
         raise ConfigurationError(where, [Problem("gate", repr(metric), one_of(sorted(known))) for metric in unknown])
 
 
-def _require_compatible(task: Task, teacher: Teacher, student: nn.Module, outputs: TeacherOutputs) -> None:
+def _require_compatible(task: Task, teacher: Teacher, student: nn.Module, outputs: OutputCache) -> None:
     tokenizers = task.tokenizers()
     if outputs.missing:
         few = task.asked(task.material.parts.train[:2])
@@ -135,7 +140,7 @@ def _first_rows(task: Task, settings: TrainingSettings) -> int:
 
 
 def _first_step(
-    task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings
+    task: Task, student: nn.Module, objective: Objective, outputs: OutputCache, settings: TrainingSettings
 ) -> None:
     where, train, cpu = task.material.declaration.where, task.material.parts.train, torch.device("cpu")
     rows = _first_rows(task, settings)

@@ -53,8 +53,9 @@ class Restored:
 def create_task(material: Material) -> Task:
     """Create the `Task` object of a distillation from its declaration and training set.
 
-    This may import the module of the user's task class, or load language models. Raise a ConfigurationError if the task
-    class or a name in the declared `shape` is unknown, and a DataError if the table lacks data.
+    May import the module of the user's task class, or load language models. Raise a ConfigurationError if the task
+    class cannot be imported, or if the declaration sets an option of `shape` that the task lacks. Raise a DataError if
+    the training set does not fit the task.
     """
     kind = task_class(material.declaration)
     require_shape(kind, material.declaration.shape, material.declaration.where)
@@ -84,11 +85,15 @@ def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> 
 
 
 def restore(material: Material, folder: Path, weights: str = "student") -> Restored:
-    """Load a trained student from `folder`, with its task and the preparation that was fitted for it.
+    """Load a trained student with its task, to evaluate or export the student.
 
-    `weights` is "student", or "control" for the same network trained without the teacher. Raise a ContractMismatch if
-    training set, label, inputs, split, shape or task have changed since training. Contract, settings and profile may
-    have changed. Raise a DataError if a file is missing or damaged.
+    `material` has the current declaration and training set. `folder` is the student's folder, which `distill` wrote.
+    `weights` is "student", or "control" for the same network trained without the teacher.
+
+    Raises:
+        ContractMismatch: training set, label, inputs, split, shape or task have changed since training. Contract,
+            settings and profile may have changed.
+        DataError: a file is missing or damaged.
     """
     try:
         report = json.loads((folder / REPORT).read_bytes())
@@ -115,10 +120,10 @@ def restore(material: Material, folder: Path, weights: str = "student") -> Resto
 
 
 def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[str, Any]:
-    """Check that all files of a trained student can be read, and return its report.
+    """Check that all files of a trained student can be read, so that it need not be trained again; return its report.
 
-    `weights` has the names of the weight files without extension: "student", "control". Raise a DataError if a file is
-    missing or damaged.
+    `folder` is the student's folder. `weights` has the names of weight files without extension: "student", "control".
+    Raise a DataError if a file is missing or damaged.
     """
     try:
         report: dict[str, Any] = msgspec.json.decode((folder / REPORT).read_bytes(), type=dict[str, Any])
@@ -145,22 +150,18 @@ def _load(task: Task, file: Path) -> nn.Module:
 
 
 def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Return a digest of everything that the trained weights of all seeds depend on, in 12 hexadecimal digits.
+    """Return a digest of everything on which the trained weights of all seeds depend, in 12 hexadecimal digits.
 
-    It names the folder of the trainings, so that finished trainings are used again. It covers the rows and their split,
-    inputs and label, the student's shape, and the metric that selects the weights. It also covers settings, seeds,
-    profile, the versions of Isthmus and torch, and `outputs`, the identity of the teacher's outputs. It leaves out
-    members of the task that only affect report or package (`JUDGING`).
+    It names the folder of the training runs, so that finished runs are used again. It covers the rows and their split,
+    inputs, label, shape, the metric that selects the weights, settings, seeds, profile, and the versions of Isthmus and
+    torch. It does not cover members of the task that affect only report or package (`JUDGING`). `outputs` identifies
+    the teacher's outputs: the name of their folder in the cache.
     """
     metric = [task.metric, task.more]
     return _identity(task, settings, outputs, {"training": provenance(task)["training"], "metric": metric})
 
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Return a student's id, in 12 hexadecimal digits: a digest of everything that weights and report depend on.
-
-    `outputs` is the identity of the teacher's outputs.
-    """
     return _identity(task, settings, outputs, legacy_origins(provenance(task)))
 
 
@@ -178,20 +179,19 @@ def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dic
 
 
 def provenance(task: Task) -> dict[str, str]:
-    """Return what a student was trained from: the identity of the training set, and three digests of the task.
+    """Return digests of a task's training set and code, which show later whether a student must be trained again.
 
-    A student's report stores these as `made_of`. Each digest covers label, inputs, split and shape, and code of the
-    task: `kind` all code, `training` only code that training uses, and `report` code that training or report use.
-    Reports of earlier versions have only `training_set` and `kind`.
+    A student's report stores them as `made_of`. `training_set` identifies the training set. `kind`, `training` and
+    `report` are digests of label, inputs, split, shape and code: `kind` of all code of the task, `training` of the code
+    that training uses, and `report` of the code that training or report use.
     """
     return origins_of(type(task), task.material)
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """Return `provenance` (digests of a task and its data) for the task class `kind`, without creating the task.
+    """Return the digests of `provenance` without a `Task` object, for callers that have not loaded the training set.
 
-    Use it where the training set is not loaded. `material` needs only the attributes declaration, label, student_inputs
-    and training_set.
+    `kind` is the task class. `material` needs only the attributes declaration, label, student_inputs and training_set.
     """
     declared = material.declaration
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
@@ -226,11 +226,11 @@ def legacy_origins(made_of: dict[str, str]) -> dict[str, str]:
 
 
 def same_training(before: dict[str, Any], task: Task, part: str = "training") -> bool:
-    """Return True if a trained student's training set and task are still those of `task`.
+    """Return True if a trained student is still valid for `task`: its training set and its task are unchanged.
 
-    `before` is the `made_of` of the student's report. Compares label, inputs, split, shape and the code that training
-    uses; with `part="report"`, also the code that the report uses. For reports of earlier versions, compares all code
-    of the task. Does not compare settings, seeds and profile.
+    `before` is `made_of` in the student's report. Compares label, inputs, split, shape and the code that training uses.
+    With `part="report"`, also compares the code that the report uses. If `before` has no digest for `part`, as in
+    reports of earlier versions, compares all code of the task. Does not compare settings, seeds and profile.
     """
     now = provenance(task)
     return before.get("training_set") == now["training_set"] and (
@@ -240,11 +240,11 @@ def same_training(before: dict[str, Any], task: Task, part: str = "training") ->
 
 @lru_cache
 def code_description(kind: type, without: frozenset[str]) -> Any:
-    """Describe the code of a task class and its bases as plain data, to be hashed, without the members in `without`.
+    """Describe the code of a task class as plain data, to detect by a hash whether it has changed.
 
-    Includes the other members that Isthmus calls, and every member that their code names, even from `without`. Includes
-    all members if the code computes names, if the class has a decorator or a metaclass, or if a base class comes from
-    an installed package.
+    `kind` is the task class; the bases that the user wrote are included. Leaves out members that nothing uses, and the
+    members named in `without` unless included code mentions them. Leaves out nothing if the code accesses attributes by
+    computed names, if a class has a decorator or a metaclass, or if a base class comes from an installed package.
     """
     users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]

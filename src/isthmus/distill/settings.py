@@ -73,15 +73,24 @@ class TrainingSettings:
         return failed_checks(self, where, checks)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that the trained weights depend on, by name: all except `checkpoint_...`."""
+        """Return all settings that affect the trained weights, by name: all except `checkpoint_...`.
+
+        A run resumes from a checkpoint only if these settings are unchanged.
+        """
         return {key: value for key, value in asdict(self).items() if not key.startswith("checkpoint")}
 
     def total(self, rows: int) -> int:
-        """Return the number of optimizer steps of a run: `steps`, or all batches of all epochs of `rows` rows."""
+        """Return the number of optimizer steps of a training run: `steps` if set, else `epochs` passes over the rows.
+
+        `rows` is the number of training rows.
+        """
         return self.steps or (self.epochs or 0) * math.ceil(rows / self.batch)
 
     def rate(self, step: int, total: int) -> float:
-        """Return the learning rate at a step, as a share of the maximum. Steps count from 0 to `total` - 1."""
+        """Return the factor, 0 to 1, by which to multiply `learning_rate` at a step, for warm-up and schedule.
+
+        `step` counts from 0. `total` is the number of steps of the run (see the method `total`).
+        """
         rise = round(self.warm_up * total)
         if step < rise:
             return (step + 1) / rise

@@ -36,10 +36,13 @@ def booleans(tensor: Any, layout: str) -> Expected | None:
 
 
 def check_tensors(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
-    """Check tensors against their layouts before computing; raise a ConfigurationError that lists all problems.
+    """Check the arguments of a loss before computing it; raise a ConfigurationError that lists all problems.
 
-    Tensors must not be empty. Sizes with the same name in several layouts must be equal, and all tensors must be on the
-    same device. `problems` are added to the error. Arguments that are None are skipped.
+    Args:
+        where: name of the function, for the error.
+        problems: further problems to report in the same error. None means no problem.
+        tensors: each tensor by argument name, with its required layout. None skips an argument. Tensors must not be
+            empty, and must be on the same device. A size that several layouts name must be equal in all of them.
     """
     failures = [problem for problem in problems if problem is not None]
     sizes: dict[str, tuple[Any, str]] = {}
@@ -61,10 +64,10 @@ def positive(name: str, value: float) -> Problem | None:
 
 
 def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
-    """Return a problem if an index is negative or at least `limit`, else None.
+    """Check the indexes in a tensor before use; return a problem if one is negative or at least `limit`, else None.
 
-    Waits for the GPU if the indexes are on it. Without this check, an index out of range on a GPU would kill the
-    process without naming the tensor.
+    `name` names the tensor in the problem. An index out of range on a GPU would kill the process without naming the
+    tensor. Waits for the GPU if the indexes are on it.
     """
     if indexes.numel() == 0:
         return None
@@ -78,13 +81,14 @@ def to_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def select(tensor: Tensor, where: Tensor | None) -> Tensor:
-    """Return the entries of a tensor where the mask `where` is True; half precision becomes float32.
+def select(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the entries of a tensor at which a loss is computed; half precision becomes float32.
 
-    The mask has the tensor's leading axes: (rows, tokens) selects (selected, n) from (rows, tokens, n). Without a mask,
-    return the whole tensor. Select before computing, so that NaN elsewhere reaches neither loss nor gradient.
+    `mask` is a boolean mask over the tensor's first axes: a mask (rows, tokens) selects (selected, n) from (rows,
+    tokens, n). None returns the whole tensor. Select before computing, so that NaN in other entries reaches neither
+    loss nor gradient.
     """
-    return to_float32(tensor if where is None else tensor[where])
+    return to_float32(tensor if mask is None else tensor[mask])
 
 
 def average(values: Tensor) -> Tensor:

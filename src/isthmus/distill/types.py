@@ -11,13 +11,15 @@ Answers = Mapping[str, Array]
 Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def spread(count: int, wanted: int) -> Index:
-    """Return up to `wanted` row indexes, evenly spread from 0 to `count` - 1, to sample a table."""
+def evenly_spaced(count: int, wanted: int) -> Index:
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 
 def inlier_mask(numbers: Array) -> Array:
-    """Return a mask, False for NaN and for absolute values above 3,000 * max(1, their 2 % quantile)."""
+    """Return a mask of the same shape: False for NaN, infinity and outliers, which would distort a scale or tolerance.
+
+    An outlier has an absolute value above 3,000 * max(1, q). q is the 2 % quantile of the finite absolute values.
+    """
     sizes = np.abs(numbers[np.isfinite(numbers)], dtype=np.float64)
     return np.abs(numbers) <= 3000 * max(1.0, np.quantile(sizes, 0.02) if sizes.size else 0.0)
 

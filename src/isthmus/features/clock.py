@@ -38,11 +38,16 @@ class Row:
 
 
 def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, Status]:
-    """Return the row of a key that was valid at time `at`, and the status. If EXPIRED or NOT_FOUND, the row is None.
+    """Return the row of one key that was valid at the time `at`, and its status. Tests compare all joins with this.
 
-    All `rows` have the same key. Only rows with event <= at and known <= at count, and the greatest (event, known,
-    content) wins. It has expired if at - event > ttl. Times and `ttl` are in microseconds. If `ttl` is None, rows never
-    expire.
+    Only rows with event <= at and known <= at count, and the greatest (event, known, content) wins. If the winner has
+    expired (at - event > ttl), the row is None and the status EXPIRED. If no row counts, the row is None and the status
+    NOT_FOUND.
+
+    Args:
+        rows: rows of the same key, in any order.
+        at: time in microseconds since 1970 UTC.
+        ttl: microseconds for which a row is valid; None if rows never expire.
     """
     visible = [row for row in rows if row.event <= at and row.known <= at]
     if not visible:
@@ -65,10 +70,8 @@ def micros(moment: datetime) -> int:
 
 
 def moment(at: int) -> datetime:
-    """Convert microseconds since 1970 UTC to a datetime. Raise OverflowError outside the years 1 to 9999."""
     return _EPOCH + timedelta(microseconds=at)
 
 
 def now() -> int:
-    """Return the current time in microseconds since 1970 UTC."""
     return time.time_ns() // 1000

@@ -26,7 +26,10 @@ class Days:
 
     @classmethod
     def parse(cls, first: str, end: str) -> "Days":
-        """Parse two days like 2024-01-31, `end` exclusive. Raise RequestError if one is invalid, or the range empty."""
+        """Parse the first day and the end of a range, such as 2024-01-31. The day `end` is not part of the range.
+
+        Raise RequestError if a day is invalid, or if the range contains no day.
+        """
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:
             raise RequestError(

@@ -120,7 +120,7 @@ class PackageError(IsthmusError):
 
 
 def _shown(text: str) -> str:
-    return harmless(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
+    return escape_unprintable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
 class RequestError(IsthmusError):
@@ -155,8 +155,8 @@ class Stopped(IsthmusError):
         self.exit_code = 128 + number
 
 
-def harmless(text: str) -> str:
-    """Escape unprintable characters except line breaks, so that untrusted text cannot control the terminal."""
+def escape_unprintable(text: str) -> str:
+    """Escape unprintable characters except line breaks, so that untrusted text cannot control the user's terminal."""
     return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
 
@@ -164,13 +164,12 @@ _REFUSAL = re.compile(r"<Error>\s*<Code>(.*?)</Code>\s*<Message>(.*?)</Message>"
 _NESTED = re.compile(r"\s*(\x1b\[[0-9;]*m)?↳(\x1b\[[0-9;]*m)?\s*")
 
 
-def without_secrets(text: str) -> str:
-    """Mask users and passwords in URLs, and values of the options `token` and `password`, before showing a text."""
+def mask_secrets(text: str) -> str:
+    """Mask secrets in a text before showing it: users and passwords in URLs, and values of `token=` and `password=`."""
     return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub("//.*@", "//***@", text))
 
 
 def first_line(error: BaseException) -> str:
-    """Shorten an error's message to one line; return the name of the error's type if it has no message."""
     text = str(error).strip()
     if refusal := _REFUSAL.search(text):
         return ": ".join(refusal.groups())
@@ -180,8 +179,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def nearest(name: object, known: Iterable[object]) -> str:
-    """Return ` (did you mean X?)` with the known name closest to an unknown one, or "" if none is close."""
+def did_you_mean(name: object, known: Iterable[object]) -> str:
     import difflib
 
     close = difflib.get_close_matches(str(name), map(str, known), 1)
@@ -197,7 +195,10 @@ def one_of(names: Iterable[str]) -> str:
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Turn an ImportError in the `with` block into a DependencyError that says how to install the extra `name`."""
+    """Turn an ImportError in the `with` block into a DependencyError that says how to install a missing library.
+
+    `name` is the optional dependency group of the package, as in `pip install isthmus[name]`.
+    """
     try:
         yield
     except ImportError as error:
@@ -216,7 +217,6 @@ _EXTRAS = {
 
 
 def missing_extra(error: BaseException) -> DependencyError | None:
-    """Return a DependencyError that names the extra to install if a library in `_EXTRAS` is missing, else None."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name not in _EXTRAS:
         return None

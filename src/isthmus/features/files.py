@@ -41,7 +41,6 @@ def require_local(where: str, place: Path | str) -> Path:
 
 
 def require_delta(where: str, place: str, remedy: str) -> str:
-    """Return `place`, a path or URL. Raise ConfigurationError if it has a character that deltalake does not accept."""
     # deltalake resolves links, converts the path to a URL and decodes it again, so escaping does not help.
     url = is_url(place)
     invalid = _DELTA.search(place if url else os.path.realpath(place)) or (re.search("[#?]", place) if url else None)
@@ -52,7 +51,10 @@ def require_delta(where: str, place: str, remedy: str) -> str:
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Write a file with permissions `mode`, and missing parent folders. A crash leaves the old or the new content."""
+    """Write a file, and create missing parent folders. After a crash, the file has the old or the new content.
+
+    `mode` has the permissions of the file before the umask, such as 0o600.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -71,7 +73,10 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder that only its owner can enter, and missing parents. Restrict an existing folder of this user."""
+    """Create a folder, with missing parents, that only its owner can enter.
+
+    If the folder exists and belongs to this user, remove the permissions of all other users.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_mode & 0o077 and status.st_uid == os.geteuid():
@@ -79,16 +84,16 @@ def private_folder(folder: Path) -> None:
 
 
 def move_atomically(partial: Path, path: Path) -> None:
-    """Sync `partial` to disk and rename it to `path` on the same file system. A crash leaves the old or new file."""
     _sync(partial)
     partial.replace(path)
     _sync(path.parent)
 
 
 def read_pointer(file: Path) -> Path:
-    """Return the folder that a pointer file names. The folder is beside the file, and its name is the file's content.
+    """Return the folder that a pointer file names, such as the latest training set in the file `latest`.
 
-    Raise FileNotFoundError if the file does not exist, and ValueError if the folder does not exist.
+    The file contains the name of a folder in its own folder. Raise FileNotFoundError if the file does not exist, and
+    ValueError if the folder does not exist.
     """
     name = file.read_text()
     if not name or Path(name).name != name or not (file.parent / name).is_dir():
@@ -97,12 +102,14 @@ def read_pointer(file: Path) -> Path:
 
 
 def publish(target: Path, write: Callable[[Path], None], *, scratch_name: str = "") -> None:
-    """Replace the folder `target` with a new folder that `write` fills. `write` gets the path of the new folder.
+    """Replace the folder `target` with a new folder, so that a reader never sees an incomplete one.
 
-    If `write` raises an error, `target` stays as it was. Where the system cannot exchange two folders, `target` is
-    missing for a moment, and stays missing if the process is killed then. If several processes publish, the last one
-    wins. The next call with the same parent folder and `scratch_name` deletes the files of killed processes. This name
-    is part of the names of temporary folders, by default the name of `target`.
+    `write` gets the path of the new folder and fills it. If `write` raises an error, `target` stays as it was. On
+    systems that cannot exchange two folders, `target` is missing for a moment, and stays missing if the process is
+    killed then. If several processes publish, the last one wins.
+
+    Temporary folders get a name with `scratch_name`, by default the name of `target`. The next call with the same name
+    and parent folder deletes those that killed processes left behind.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, f".{scratch_name or target.name}") as scratch:
@@ -139,7 +146,10 @@ def _exchange(first: Path, second: Path) -> bool:
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a new folder in `parent`, deleted at the end. First delete what killed processes left under `name`."""
+    """Yield a new temporary folder in `parent`, and delete it at the end of the `with` block.
+
+    Its name begins with `name`. First delete such folders of processes of this machine that were killed.
+    """
     prefix = f"{name}-{socket.gethostname()}-"
     # Each process locks its folder. Locks of other machines are not visible here, so their folders stay.
     # Match all 16 digits: another machine's name may start with this machine's name.
@@ -188,9 +198,10 @@ class Journal(Generic[T]):
 
     @contextmanager
     def locked(self) -> Iterator[list[T]]:
-        """Lock the file and yield its records. Create the file if it is missing, and cut off an incomplete last line.
+        """Lock the file for this process, and yield its records. Call `add` within this `with` block.
 
-        Raise DependencyError at once if another process holds the lock, and DataError if a line is damaged.
+        Create the file if it is missing, and cut off an incomplete last line of a killed writer. Raise DependencyError
+        at once if another process holds the lock, and DataError if a line is damaged.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         # The system releases the lock even if the process is killed.
@@ -206,7 +217,6 @@ class Journal(Generic[T]):
             yield self._records(complete)
 
     def read(self) -> list[T]:
-        """Return all complete records without locking, or [] without a file; raise DataError if a line is damaged."""
         try:
             return self._records(self._complete_lines())
         except FileNotFoundError:
@@ -215,7 +225,7 @@ class Journal(Generic[T]):
             raise DataError(str(self._file), f"cannot be read ({error.strerror})") from error
 
     def add(self, record: T) -> None:
-        """Append a record and sync it to disk. Call this within `locked`. Raise DependencyError if that fails."""
+        """Append a record and sync it to disk. Call this within `locked`. Raise DependencyError if writing fails."""
         import msgspec  # see `_records`
 
         try:

@@ -71,10 +71,11 @@ class LatencyWriter:
         self._objective_ms, self._bounds = objective_ms, tuple(bounds)
 
     def write(self, counts: Sequence[int]) -> None:
-        """Replace this server's file with its current counters: one for each latency bound, and one above all bounds.
+        """Replace this server's file with its current counters, so that training on this machine can make way for it.
 
-        If the file does not exist yet, the call also creates the folder. It then deletes the files of this machine's
-        killed servers in the folder, and all files that were not written for ten minutes.
+        `counts` has the number of requests in each latency bucket since the server started: one number per upper bound,
+        and one for requests above the last bound. The first call also creates the folder, and deletes the files of this
+        machine's killed servers and all files that were not written for ten minutes.
         """
         first = not self._file.exists()
         sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
@@ -126,9 +127,12 @@ class LatencyReader:
 def quantile(counts: Mapping[float, float], share: float) -> float:
     """Return a quantile of durations, in seconds, from a histogram; 0 if the histogram is empty.
 
-    `counts` has the number of durations in each bucket, by the bucket's upper bound in seconds. `share` is 0.99 for the
-    p99. The quantile is interpolated within its bucket, like Prometheus's `histogram_quantile`. In the bucket that ends
-    at infinity, it is the bucket's lower bound.
+    The result is interpolated within its bucket, like Prometheus's `histogram_quantile`. In the bucket that ends at
+    infinity, it is the bucket's lower bound.
+
+    Args:
+        counts: number of durations in each bucket, by the bucket's upper bound in seconds.
+        share: share of the durations below the quantile, such as 0.99 for the p99.
     """
     rank, below = share * sum(counts.values()), 0.0
     for lower, upper in pairwise((0.0, *sorted(counts))):

@@ -83,7 +83,6 @@ class QualityLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond(self) -> bool:
-        """True if the quality is worse than allowed, beyond chance: the loss's lower bound exceeds `at_most`."""
         return self.least is not None and self.least > self.at_most
 
 

@@ -62,12 +62,18 @@ class TrainingProfile:
         return self.epochs or EPOCHS
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change the trained student, to detect a stale one. Machine counts are left out."""
+        """Return the settings that change the trained student, by name. A student is stale if they differ from its own.
+
+        Settings that do not change the student, such as the number of nodes, are left out.
+        """
         named = _values(self, "device", "precision", "batch", "epochs", "threads", "compile")
         return {**named, "epochs": self.passes}
 
     def problems(self) -> Iterator[Problem]:
-        """Yield a problem, which names the setting to change, for each setting that conflicts with another one."""
+        """Yield a problem for each setting that conflicts with another setting, such as bf16 on a device without it.
+
+        Each problem names the setting, what is wrong, and which values are expected.
+        """
         if self.accelerator is not None and self.device == "cpu":
             yield Problem("device", f'"cpu" leaves the accelerator {self.accelerator} idle', '"cuda" or "auto"')
         if self.precision == "bf16" and self.accelerator in WITHOUT_BF16:

@@ -139,7 +139,6 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> bool:
-        """True while servers still use an earlier contract, because the new contract's rows are not online yet."""
         return self.applied and self.current not in (None, self.contract)
 
     def _unfinished(self, state: str) -> str:

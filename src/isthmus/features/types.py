@@ -21,7 +21,7 @@ class DataType:
 
     @property
     def tensor(self) -> str:
-        """The ONNX element type of model inputs of this type; empty for Bytes and arrays, which models cannot read."""
+        """ONNX element type of a model input of this type; empty for Bytes and arrays, which models cannot read."""
         return _TENSORS.get(self.name, "")
 
 

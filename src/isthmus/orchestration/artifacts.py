@@ -73,14 +73,10 @@ class TrainingSet:
 
     @classmethod
     def read(cls, folder: Path) -> "TrainingSet":
-        """Load the training set in a folder.
-
-        Raise FileNotFoundError without one, ValueError or TypeError if damaged.
-        """
         return cls(**{**json.loads((folder / RECORD).read_text()), "path": folder})
 
     def table(self) -> pa.Table:
-        """Read all rows, in the order of the spine (training examples).
+        """Read all rows of the training set into memory, in the order of its spine (the table of training examples).
 
         Raise DataError if the file is missing or damaged.
         """
@@ -92,14 +88,19 @@ class TrainingSet:
             raise self._unreadable(error) from error
 
     def pandas(self) -> "pd.DataFrame":
-        """Read all rows, with nullable pandas types. Raise DataError if the file is missing or damaged."""
+        """Read all rows of the training set into a DataFrame, to explore them or to train on them.
+
+        The columns have nullable pandas types, so that integers with nulls do not become floats. Raise DataError if the
+        file is missing or damaged.
+        """
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """Return a torch `IterableDataset` that reads the rows in batches of `batch` rows.
+        """Return a torch `IterableDataset` over the training set, to train on more rows than fit in memory.
 
-        See `Tensors` for the batches. `columns` are the columns to read, by default all numeric ones. Raise
-        RequestError if a column is missing or not numeric, and DataError if the file is missing or damaged.
+        It yields batches of `batch` rows; see `Tensors` for their form. `columns` names the columns to read, by default
+        all numeric ones. Raise RequestError if a column is missing or not numeric, and DataError if the file is missing
+        or damaged.
         """
         import pyarrow.dataset as ds
 
@@ -127,7 +128,6 @@ def described(features: Mapping[str, Sequence[str]]) -> str:
 
 
 def to_pandas(table: pa.Table) -> "pd.DataFrame":
-    """Convert a table to a DataFrame with nullable pandas types, so that integers with nulls do not become floats."""
     import pandas as pd
 
     whole = [f"{sign}Int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)]
@@ -169,10 +169,10 @@ class Artifacts:
         return self._training_set() if (self.training_sets / "latest").exists() else None
 
     def current_training_set(self) -> TrainingSet:
-        """Return the training set that was written last. Used before training.
+        """Return the training set that was written last for this distillation, to train or export a student.
 
-        Raise DataError if it is missing, damaged or of an older contract, ContractMismatch if `isthmus apply` must run
-        first.
+        Raise DataError if no training set was written, if it is damaged, or if it was written under another contract
+        than the applied one. Raise ContractMismatch if the definitions have changed since the last `isthmus apply`.
         """
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
@@ -212,18 +212,10 @@ class Artifacts:
         return read_report(student, package)
 
     def exported(self, contract: Contract) -> Path | None:
-        """Return the folder of the package that was exported last, or None if no package can run under `contract`.
-
-        Raise DataError or PackageError if the package is missing or damaged.
-        """
         package = self.last_package() if self.package_pointer.exists() else None
-        return package if package and not outdated(package, contract) else None
+        return package if package and not contract_changes(package, contract) else None
 
     def blocked(self) -> str:
-        """Describe the failed gates (required metrics) that block the export of the last student.
-
-        Return "" if all gates hold or the student has no readable report. Used in messages about a missing package.
-        """
         with suppress(IsthmusError):
             results = check_gates(self.last_report(), self.declared.required, self.declared.where)
             if failed := [result.failure for result in results if not result.holds]:
@@ -247,10 +239,6 @@ REPORT = "report.json"
 
 
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """Read the training report of the student in the folder `model`. Raise DataError if it cannot be read.
-
-    The entry `serving` gets the serving measurements of `package`, or None if it was not given or not measured.
-    """
     report = read_json(model / REPORT, "distill")
     measured = serving_file(package) if package else None
     report["serving"] = read_json(measured, "model export") if measured and measured.exists() else None
@@ -265,10 +253,6 @@ def read_json(file: Path, verb: str) -> dict[str, Any]:
 
 
 def serving_profile(project: Project, package: Path) -> ServingProfile:
-    """Return the project's serving settings for a package. Raise DataError if a needed measurement cannot be read.
-
-    The precision "fastest" is replaced by the precision that `isthmus model export` measured as fastest.
-    """
     profile = project.settings.profiles.serving
     if profile.precision != FASTEST:
         return profile
@@ -276,14 +260,14 @@ def serving_profile(project: Project, package: Path) -> ServingProfile:
 
 
 def serving_file(package: Path) -> Path:
-    """Return the path of a package's serving measurements (JSON). The file is outside the package's folder."""
     return package.parents[1] / "serving" / f"{package.name}.json"
 
 
-def outdated(package: Path, contract: Contract) -> list[str]:
-    """Return the contract changes that keep a package from running, or [].
+def contract_changes(package: Path, contract: Contract) -> list[str]:
+    """List the changes from a package's contract to `contract` that keep the package from running; [] if it can run.
 
-    Raise PackageError if the package is damaged.
+    Used before a package is run, and by `isthmus apply` and `isthmus status` to report stale packages. Raise
+    PackageError if the package is damaged.
     """
     opened = open_package(package)
     return service_differences(read_contract(opened), contract, opened.manifest.service)
@@ -294,11 +278,5 @@ def verdict_file(project: Project, declared: Distillation | None) -> Path:
 
 
 def page_file(project: Project, name: str | None = None) -> Path:
-    """Return the path of the HTML page that `isthmus verify` writes about a distillation. The file may not exist.
-
-    Without a name, this is the project's only distillation. The page of a project without distillations is about
-    features alone. Raise RequestError if the name is unknown, or missing although the project has several
-    distillations.
-    """
     declared = project.distillation(name) if name or project.definitions.distillations else None
     return verdict_file(project, declared).with_suffix(".html")

@@ -29,11 +29,11 @@ EXAMPLES = 2
 
 
 def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
-    """Run every step of the project in this process, send two rows to the API, and return the reports and answers.
+    """Run every step of a project in this process, from raw data to predictions, and return all reports.
 
-    Builds the tables, publishes them to Redis, trains a student, and exports and deploys it. Starts the embedded Redis,
-    unless another one is configured, and a server on a free port. The run is added to the project's Dagster instance.
-    The project must have exactly one distillation. Raise GateFailed if a blocking check fails.
+    Builds the tables, publishes them to Redis, trains a student, exports and deploys it, and sends two rows to the API.
+    The project must have exactly one distillation. Starts the project's Redis if it is embedded, and a server on a free
+    port. The run also shows up in the project's Dagster instance. Raise GateFailed if a blocking check fails.
     """
     started = time.perf_counter()
     name, steps = project.distillation().name, _Here(project, progress)
@@ -120,7 +120,7 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     coming = int(np.searchsorted(micros(rows["event_timestamp"]), project.now()))
     rows = rows.slice(min(coming, len(rows) - EXAMPLES), EXAMPLES)
     service = declared.student.name
-    keys = {key.name for view, _ in contract.read(service) for key in contract.views[view].keys}
+    keys = {key.name for view, _ in contract.stored_features(service) for key in contract.views[view].keys}
     fields = {column.name for column in contract.raw_inputs(service) if column.available == "request"} - keys
     request_fields = {column.name for transform in contract.transforms_of(service) for column in transform.request}
     lookups, predictions = [], []

@@ -19,17 +19,18 @@ from isthmus.orchestration import supervisor
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.server.serve import address, reachable, serving
+from isthmus.orchestration.server.serve import address, serving, url_host
 from isthmus.serving.process import listen
 
 
 def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -> int:
-    """Run Dagster and the API as child processes until Ctrl-C or SIGTERM, then stop both and return 0.
+    """Run Dagster and the project's API as child processes, for development, until Ctrl-C or SIGTERM; then return 0.
 
-    `host` and `port` (default: `[dev] port`) are the address of the Dagster UI. Starts the embedded Redis too, unless
-    another one is configured, and collects pushed rows and recorded answers in this process. The processes log to
-    `logs` in the state folder. Call it in the main thread, because it handles signals. Raise ConfigurationError if a
-    port is in use or the definitions have errors, and DependencyError if Dagster is not installed or a process exits.
+    `host` and `port` (default: `[dev] port` of isthmus.toml) are the address of the Dagster UI. Starts the embedded
+    Redis, too, unless the project uses another one. Collects pushed rows and recorded answers in this process. The
+    child processes log to `logs` in the state folder. Call it in the main thread, because it sets signal handlers.
+    Raise ConfigurationError if a port is in use or the definitions have errors, and DependencyError if Dagster is not
+    installed or a child process exits.
     """
     _require_free(host, project.settings.dev.port if port is None else port, "--port or [dev] port")
     _require_free(project.settings.server.host, project.settings.server.port, "[server] port")
@@ -38,7 +39,7 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
     home = dagster_home(project)
     settings = project.settings
     page = settings.dev.port if port is None else port
-    url = f"http://{reachable(host)}:{page}"
+    url = f"http://{url_host(host)}:{page}"
     starting = {f"Dagster is ready: {url}/asset-groups": f"{url}/server_info"}
     if settings.server.port:
         url = address(project)

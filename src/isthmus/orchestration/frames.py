@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Source, Spine
-from isthmus.features.errors import RequestError, nearest, one_of
+from isthmus.features.errors import RequestError, did_you_mean, one_of
 from isthmus.features.files import scratch_folder
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
@@ -14,11 +14,10 @@ from isthmus.transforms.views.compute import Frames
 
 
 def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
-    """Return `views`, or all view names if it is empty or None; raise RequestError if a view is not declared."""
     known = list(project.definitions.views)
     unknown = [name for name in views or () if name not in known]
     if unknown:
-        problem = f"is not declared{nearest(unknown[0], known)}"
+        problem = f"is not declared{did_you_mean(unknown[0], known)}"
         raise RequestError(f"view {unknown[0]!r}", problem, expected=one_of(known))
     return list(views) if views else known
 
@@ -29,11 +28,12 @@ def copy_sources(
 ) -> Iterator[Mapping[str, Landed]]:
     """Copy the sources that the engine cannot read by itself to local files, and yield the copies by source name.
 
-    The copies are deleted after the block. `within` has the first and last time (microseconds) to read, by source.
-    Sources without such a range are copied in full.
+    Used before views are built from the sources of `declarations`. The copies are deleted after the block. `within`
+    limits a source, by its name, to a first and a last time in microseconds since 1970 UTC. Sources that it does not
+    name are copied in full.
     """
     cluster = project.settings.engine.startswith("sc://")
-    tables = {name: each for name, each in _sources(declarations).items() if sources.lands(each, cluster=cluster)}
+    tables = {name: each for name, each in _sources(declarations).items() if sources.needs_copy(each, cluster=cluster)}
     if not tables:
         yield {}
         return
@@ -48,10 +48,11 @@ def copy_sources(
 def source_frames(
     project: Project, declarations: Sequence[FeatureView | Spine], landed: Mapping[str, Landed] | None = None
 ) -> Iterator[Frames]:
-    """Start a session of the engine for the block, and yield the declarations' sources as DataFrames by source name.
+    """Start a session of the project's engine for the block, and yield a DataFrame of each source by name.
 
-    `landed` are the copies from `copy_sources`. If it is None, copies are made for the block. Converted CSV files stay
-    in the state folder.
+    Used to run transforms. Opens the sources that `declarations` read. `landed` has the copies from `copy_sources`;
+    None makes copies that are deleted after the block. Functions of the definitions can import modules from the
+    project's folder. CSV files are converted, and the converted files stay in the state folder.
     """
     settings = project.settings
     with ExitStack() as stack:

@@ -40,8 +40,8 @@ from isthmus.features.errors import (
     ContractMismatch,
     Problem,
     RequestError,
+    did_you_mean,
     missing_extra,
-    nearest,
     one_of,
 )
 from isthmus.features.files import UNPRINTED, is_url, require_delta
@@ -121,7 +121,7 @@ class Project:
 
     @cached_property
     def public_key(self) -> str | None:
-        """PEM public key that every package must be signed with; None if the project configures no key.
+        """PEM public key that exported and deployed packages must be signed with; None if no key is configured.
 
         Raises:
             ConfigurationError: the configured file is not a public key.
@@ -132,7 +132,7 @@ class Project:
 
     @property
     def signer(self) -> Signer | None:
-        """Signer of packages; None if the project configures no key.
+        """Signer that signs packages when they are exported; None if the project configures no signing key.
 
         Raises:
             ConfigurationError: the configured file is not a private key, or its password is not in the environment.
@@ -148,8 +148,9 @@ class Project:
     def importing(self) -> Iterator[None]:
         """Let functions of the definitions import modules from the project's folder during the block.
 
-        Changes `sys.path` and turns off the writing of bytecode for this process. After the block, both are restored,
-        and modules of the project are removed from `sys.modules`, so that the next block imports them again.
+        Use it around code that runs transforms or tasks of the project. Changes `sys.path` and turns off the writing of
+        bytecode for this process. After the block, both are restored, and modules of the project are removed from
+        `sys.modules`, so that the next block imports them again.
         """
         sys.path.insert(0, str(self.root))
         before = set(sys.modules)
@@ -169,7 +170,7 @@ class Project:
 
     @contextmanager
     def redis(self) -> Iterator[str]:
-        """Yield the URL of the project's Redis during the block.
+        """Yield the URL of the project's Redis during the block, for code that reads or writes online rows.
 
         An embedded Redis is started if it is not running. All processes of the project share it, and it stops when the
         last of them leaves its block. A configured Redis is neither started nor contacted.
@@ -189,9 +190,10 @@ class Project:
         return OfflineStore(self.offline, self.storage_options)
 
     def running_redis(self) -> str | None:
-        """Return the URL of the project's Redis, or None if it is embedded and not running. Starts nothing.
+        """Return the URL of the project's Redis without starting it, for reports such as `isthmus status`.
 
-        The URL of a configured Redis is returned without contacting it.
+        Return None if Redis is embedded and not running. The URL of a configured Redis is returned without contacting
+        it.
         """
         configured = self.settings.stores.online
         if configured != "embedded":
@@ -205,7 +207,7 @@ class Project:
 
     @cached_property
     def definitions(self) -> Definitions:
-        """Declarations of the definitions module, checked together.
+        """Declarations of the project's definitions module, imported and checked.
 
         The first access executes the module, and sets the environment variable SPARK_CONNECT_MODE_ENABLED. Later
         accesses return the same object, even if the files have changed.
@@ -218,11 +220,14 @@ class Project:
             return self._compiled(module)
 
     def runtimes(self, declared: Distillation) -> tuple[str, ...]:
-        """Return the runtimes to export for: the runtimes of the distillation and of `[packages]`."""
+        """Return the names of the runtimes that a package of a distillation is exported for.
+
+        These are the runtimes of the distillation and those of `[packages]` in isthmus.toml.
+        """
         return tuple(dict.fromkeys((*declared.runtimes, *self.settings.packages.runtimes)))
 
     def distillation(self, name: str | None = None) -> Distillation:
-        """Return the distillation with this name. Without a name, return the project's only distillation.
+        """Return the declared distillation with this name. Without a name, return the project's only distillation.
 
         Raises:
             RequestError: the name is unknown, or it is omitted and the project does not have exactly one distillation.
@@ -231,7 +236,7 @@ class Project:
         if name is None and len(known) == 1:
             return next(iter(known.values()))
         if name is None or name not in known:
-            problem = "no name was given" if name is None else f"{name!r} is not declared{nearest(name, known)}"
+            problem = "no name was given" if name is None else f"{name!r} is not declared{did_you_mean(name, known)}"
             if not known:
                 remedy = f"declare a Distillation in {self.settings.project.definitions}.py"
                 raise RequestError("distillation", "the definitions declare no distillation", remedy=remedy)
@@ -273,7 +278,9 @@ class Project:
         )
 
     def applied(self) -> Contract:
-        """Return the applied contract (schema of the stores), which must match the current definitions.
+        """Return the applied contract (the schema of the stores), and check that the definitions still match it.
+
+        Call it before a step that uses the definitions and the stores together.
 
         Raises:
             ContractMismatch: nothing was applied, the definitions have changed since, or the contract file is damaged.
@@ -289,7 +296,9 @@ class Project:
         return applied
 
     def last_applied(self) -> Contract:
-        """Return the contract that was applied last, even if the definitions have changed since.
+        """Return the contract that `isthmus apply` wrote last, even if the definitions have changed since.
+
+        Unlike `applied`, it does not import the definitions.
 
         Raises:
             ContractMismatch: nothing was applied, or the contract file is damaged.
@@ -300,7 +309,9 @@ class Project:
         return contract
 
     def generations(self) -> Generations:
-        """Read all contracts of the project: the current one, the next one if a switch is pending, and previous ones.
+        """Read the contracts that the project's stores and servers may use: the current, the next and previous ones.
+
+        The next contract is one that was applied, but whose rows are still being built and written to the online store.
 
         Raises:
             ContractMismatch: a file is damaged.
@@ -309,11 +320,11 @@ class Project:
 
     @contextmanager
     def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
-        """Hold a named file lock in the state folder during the block. Wait for the lock, unless `wait` is False.
+        """Hold the file lock `name` in the state folder during the block, to keep other processes of the project out.
 
-        Several processes can hold the lock at once if all of them pass `shared`. Locks are `contract` to change
-        contracts, `retirement` to remove old contracts, `keys` to change API keys, and `recorded` to collect answers.
-        Deployments share `retirement`, so that their contract stays.
+        The block waits for the lock, unless `wait` is False. Several processes can hold the lock at once if all of them
+        pass `shared`. Locks are `contract` to change contracts, `retirement` to remove old contracts, `keys` to change
+        API keys, and `recorded` to collect answers. Deployments share `retirement`, so that their contract stays.
 
         Raises:
             BlockingIOError: another process holds the lock and `wait` is False.
@@ -327,7 +338,8 @@ class Project:
     def building(self, tables: Iterable[str]) -> Iterator[None]:
         """Keep other processes from adding pushed rows to these offline tables during the block.
 
-        Used while tables are built. Waits for processes that are adding rows to them. Builds do not block each other.
+        Use it while the tables are built. `tables` has their names. Waits for processes that are adding rows to them.
+        Builds do not block each other.
         """
         with ExitStack() as stack:
             for table in sorted(tables):
@@ -335,18 +347,18 @@ class Project:
             yield
 
     def adding_to(self, table: str, *, wait: bool = True) -> AbstractContextManager[None]:
-        """Return a context manager that locks an offline table while pushed rows are added to it.
+        """Return a context manager that locks the offline table with the name `table`, to add pushed rows to it.
 
         During the block, no other process adds rows to the table or builds it. Entering the block waits for such
-        processes; if `wait` is False, it raises a BlockingIOError instead.
+        processes. If `wait` is False, it raises a BlockingIOError instead.
         """
         return self.locked(_lock_of(table), wait=wait)
 
     def freshness_objectives(self) -> dict[str, float]:
-        """Return the maximum age of the newest row in seconds, by view, from the settings of the server.
+        """Return the maximum age of the newest row of a view, in seconds by view name, from the server settings.
 
-        Raise ConfigurationError if a name is not a view of the current or the next contract. Without a readable
-        contract, the names are not checked.
+        Servers publish it as a metric, to alert about old rows. Raise ConfigurationError if a name is not a view of the
+        current or the next contract. Without a readable contract, the names are not checked.
         """
         with suppress(ContractMismatch):
             generations = self.generations()
@@ -357,7 +369,10 @@ class Project:
         return {name: 3600 * value for name, value in hours.items()}
 
     def require_objectives_of(self, views: Collection[str]) -> None:
-        """Raise a ConfigurationError if a freshness objective in the settings names a view that is not in `views`."""
+        """Raise a ConfigurationError if the server settings have a freshness objective for a view not in `views`.
+
+        Called when definitions are applied. A freshness objective is the age that the newest row of a view may reach.
+        """
         expected = one_of(views)
         if problems := [
             Problem(f"server.freshness_objective_hours.{name}", "is not a view", expected)
@@ -367,10 +382,10 @@ class Project:
             raise ConfigurationError(str(self.root / FILE), problems)
 
     def recording(self) -> Recording | None:
-        """Return the settings for recording answers, or None if servers do not record.
+        """Return the settings with which servers record their answers, or None if servers do not record.
 
-        Raise ConfigurationError if a private view is not in the current or the next contract. Without a readable
-        contract, the names are not checked.
+        Raise ConfigurationError if a private view in the settings is not in the current or the next contract. Without a
+        readable contract, the names are not checked.
         """
         record = self.settings.server.record
         with suppress(ContractMismatch):

@@ -26,10 +26,11 @@ class Scaffold:
 
 
 def init(folder: Path, example: Example = "empty") -> Scaffold:
-    """Copy an example project to a new or empty folder, and name it after the folder. Return files and next commands.
+    """Create a project in `folder` as a copy of an example. Return its files and the commands to run next.
 
-    Hidden files that are already in the folder stay. Raises a ConfigurationError and writes nothing if the folder is a
-    file or has visible files, or if its name is not a valid project name.
+    The name of the folder becomes the name of the project. The folder must be new, or empty except for hidden files,
+    which stay. Raises a ConfigurationError and writes nothing if the folder is a file or has visible files, or if its
+    name is not a valid project name.
     """
     root = folder.resolve()
     problems = []

@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 
 from isthmus.distill.declaration import RUNTIMES
-from isthmus.features.errors import ConfigurationError, Problem, nearest, one_of, without_secrets
+from isthmus.features.errors import ConfigurationError, Problem, did_you_mean, mask_secrets, one_of
 from isthmus.features.files import is_url
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.address import SCHEMES
@@ -281,10 +281,6 @@ class ProjectSettings(BaseSettings):
 
 
 def load(path: Path) -> ProjectSettings:
-    """Load the settings from an isthmus.toml and the environment. Variables of the environment take precedence.
-
-    Raises ConfigurationError if the file is missing, an ISTHMUS_ variable is not a setting, or values are wrong.
-    """
     if not path.is_file():
         problem = Problem(FILE, "does not exist", "a file with a [project] table")
         raise ConfigurationError(str(path.parent), [problem], remedy="pass the project's folder with --project")
@@ -330,14 +326,14 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
         place = tuple(map(str, detail["loc"]))
         key, kind, table = _key(place), detail["type"], _fields(place)
         cause, value = detail.get("ctx", {}).get("error"), detail["input"]
-        shown = without_secrets(repr(value.isoformat() if isinstance(value, date) else value))
+        shown = mask_secrets(repr(value.isoformat() if isinstance(value, date) else value))
         if isinstance(cause, _ContradictionsError):
             yield from (replace(problem, where=_key((*place, problem.where))) for problem in cause.args)
         elif kind == "missing":
             yield Problem(key, "is missing", f"a table [{key}]" if table else "a value")
         elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
             known = _fields(place[:-1])
-            yield Problem(key, f"is not a setting{nearest(place[-1], known)}", one_of(known))
+            yield Problem(key, f"is not a setting{did_you_mean(place[-1], known)}", one_of(known))
         elif table:
             yield Problem(key, shown, f"a table [{'.'.join(place)}]")
         else:
@@ -370,7 +366,7 @@ def _unknown_variables() -> Iterator[Problem]:
     for name in os.environ:
         table = name.upper().partition("__")[0]
         if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in PROCESS_VARIABLES:
-            found = f"is not a setting{nearest(table, known)}"
+            found = f"is not a setting{did_you_mean(table, known)}"
             yield Problem(name, found, f"a name that starts with {', '.join(sorted(known))}")
 
 
@@ -383,11 +379,10 @@ def _not_json() -> Iterator[Problem]:
             try:
                 json.loads(value)
             except ValueError:
-                yield Problem(name, without_secrets(repr(value)), f"{expected} as JSON")
+                yield Problem(name, mask_secrets(repr(value)), f"{expected} as JSON")
 
 
 def find(start: Path) -> Path:
-    """Return the nearest folder with an isthmus.toml, `start` or a parent; raise a ConfigurationError without one."""
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / FILE).is_file():
             return folder

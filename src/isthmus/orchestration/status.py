@@ -21,7 +21,7 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus, SpoolStatus, ViewStatus
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.orchestration.apply.diff import applied_contract
-from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
+from isthmus.orchestration.artifacts import Artifacts, contract_changes, verdict_file
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.measure import quality
 from isthmus.orchestration.tables.build import outdated_views
@@ -34,11 +34,12 @@ RUNS = 5  # number of Dagster runs to report
 
 
 def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> ProjectStatus:
-    """Return the state of a project. With `measure`, also read the tables to measure expectations and drift.
+    """Return the state of a project: views, models, and runs. With `measure`, also measure expectations and drift.
 
-    Measures nothing if the definitions are not applied. If a view cannot be read, `problem` of its status has the
-    error. Training sets, models and packages that are missing or cannot be read are left out. Waiting and lost rows are
-    reported only while Redis runs. Raises a ConfigurationError if the definitions have errors.
+    Measuring reads all tables, and is skipped if the definitions are not applied. If a view cannot be read, `problem`
+    of its status has the error. Leaves out training sets, models and packages that are missing or cannot be read.
+    Reports pushed rows that wait in Redis, and rows that Redis lost, only while Redis runs. Raises a ConfigurationError
+    if the definitions have errors.
     """
     contract, before = project.definitions.contract, applied_contract(project)
     current = project.generations().current if before else None
@@ -81,9 +82,10 @@ def require_rows(status: ProjectStatus) -> None:
 
 
 def write_status(project: Project) -> None:
-    """Write the status of a project to its state folder, where the server reads it. Measures nothing.
+    """Write the status of a project to a file in its state folder, for the server. Does not measure the tables.
 
-    Keeps the measurements of the previous file if tables, training sets and definitions have not changed.
+    Keeps the results of expectations and drift in the previous file if tables, training sets and definitions have not
+    changed.
     """
     current, before = status(project, measure=False), None
     with suppress(DataError):
@@ -108,7 +110,7 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
     if commit is None:
         return ViewStatus()
     begun = [day for day in commit.days or () if day * DAY <= project.now()]
-    written = MaterializationLog(project.offline, project.storage_options).of(view)
+    written = MaterializationLog(project.offline, project.storage_options).runs(view)
     age = None if not begun else day_of(project.now()) - max(begun)
     # The newest row may have any time in the last day, so count from the end of that day.
     expired = view.ttl is not None and bool(begun) and project.now() - (max(begun) + 1) * DAY > view.ttl
@@ -172,7 +174,7 @@ def _model(project: Project, declared: Distillation) -> ModelStatus:
     with suppress(IsthmusError):
         package = Artifacts(project, declared).last_package()
         fields["package"] = package_digest(package)
-        stale += [f"package: {change}" for change in outdated(package, project.definitions.contract)]
+        stale += [f"package: {change}" for change in contract_changes(package, project.definitions.contract)]
         file = verdict_file(project, declared)
         verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
         if verdict is not None and verdict.package == fields["package"]:

@@ -49,17 +49,18 @@ class PackageFiles:
     sizes: Mapping[str, int]
 
     def read(self, name: str) -> bytes:
-        """Read a file; raise PackageError if its bytes do not match its checksum, and KeyError if it has none."""
+        """Read a file of the package; raise PackageError if its checksum differs, and KeyError if it is not listed."""
         data = read_file(self.folder / name)
         _require_sum(self.folder / name, hashlib.sha256(data).hexdigest(), self.sums[name])
         return data
 
 
 def verify_checksums(path: Path) -> PackageFiles:
-    """Check every file of a package folder against its checksum; return all checksums and sizes.
+    """Check every file of a package folder against its checksum. Return all checksums and file sizes.
 
-    Raises a PackageError if a file is missing, changed, unlisted or too large, if it is a link, hard link or pipe, or
-    if some system does not allow its name. Does not check the signature: `signature.require_signature` does that.
+    Call it before you read a package. Raises a PackageError if a file is missing, changed, not listed or too large, or
+    is a link or a pipe, or if some system does not allow its name. Does not check the signature:
+    `signature.require_signature` does that.
     """
     sizes = _sizes(path)
     if SUMS not in sizes:
@@ -78,7 +79,6 @@ def verify_checksums(path: Path) -> PackageFiles:
 
 
 def read_file(file: Path) -> bytes:
-    """Read a file without a check of its checksum; raise PackageError for a link, hard link, pipe or too large file."""
     with _opened(file) as opened:
         return opened.read()
 
@@ -110,9 +110,10 @@ def _require_plain(file: Path, status: os.stat_result) -> None:
 
 
 def require_unique_keys(file: Path, data: bytes) -> None:
-    """Raise PackageError if an object in JSON text has a key twice, because programs differ in the value they use.
+    """Raise PackageError if an object in the JSON text `data` has a key twice.
 
-    Raises ValueError for invalid JSON, and RecursionError for JSON that is nested too deeply.
+    Programs differ in which of the two values they use. The error names `file`. Raises ValueError for invalid JSON, and
+    RecursionError for JSON that is nested too deeply.
     """
 
     def check(pairs: list[tuple[str, object]]) -> None:

@@ -62,7 +62,6 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return flat.reshape(self.shape)
 
     def misfit(self, tensor: TensorInfo) -> str:
-        """Return a message if element type or shape contradict `tensor` of the manifest; "" if they fit."""
         if self.element != tensor.element:
             return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
         sizes = zip(self.shape, tensor.shape, strict=False)
@@ -75,7 +74,11 @@ class Inputs(Protocol):
     """A batch of inputs for the files of a package."""
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the input tensors of a model file by name. A file with only the numeric core has other inputs."""
+        """Return the input tensors to run the model file `variant` on, by name.
+
+        A file with the whole model reads features. A file with only the model's numeric core reads numbers that a
+        featurizer has computed from them outside the graph.
+        """
 
 
 class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -108,7 +111,6 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cases: tuple[GoldenCase, ...]
 
     def columns(self, case: GoldenCase, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-        """Convert the rows of a case to one column per model input; raise ValueError if a value does not fit."""
         columns = {}
         for item in inputs:
             position = self.inputs.index(item.name)
@@ -133,7 +135,6 @@ def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
 
 
 def read_golden(package: Package) -> Golden:
-    """Read a package's golden cases (recorded inputs and outputs); raise PackageError if they are damaged."""
     manifest, file, data = package.manifest, package.files.folder / GOLDEN, package.files.read(GOLDEN)
     try:
         golden = msgspec.json.decode(data, type=Golden)

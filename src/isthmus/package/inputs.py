@@ -39,12 +39,13 @@ class ModelInput:
 
 
 def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
-    """Build a model's input tensors from columns of n raw values. Ignores columns that `inputs` does not name.
+    """Build the input tensors of a model from n rows of raw feature values, by tensor name, to run its graph.
 
-    "numeric" is float32 (n, numbers), with NaN for null and microseconds for a UnixTimestamp. "categories" is an object
-    array (n, categories) of str, with "" for null. A tensor without inputs is left out. Inputs that a request transform
-    reads are in other tensors, one per type, with a row per input (`request.layout`). Raises DataError if a column is
-    missing, or an input has a type that models cannot read.
+    `inputs` are the model's inputs in order, and `columns` has their values by name. Other columns are ignored.
+    "numeric" is float32 of shape (n, number of numeric inputs), with NaN for null and microseconds since 1970 UTC for a
+    UnixTimestamp. "categories" is an object array of str, of shape (n, number of String inputs), with "" for null.
+    Inputs of request transforms are in other tensors, one per type, with a row per input (see `request.layout`). A
+    tensor without inputs is omitted. Raises DataError if a column is missing, or if models cannot read an input's type.
     """
     missing = [item.name for item in inputs if item.name not in columns]
     if missing:

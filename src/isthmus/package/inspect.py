@@ -27,10 +27,10 @@ class Runtime(Protocol):
     tolerance: float
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """Return the model files that this runtime can run."""
+        """Return the model files of a package that this runtime can run."""
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
-        """Run a model file on each case; return the outputs in the order of the cases.
+        """Run the model file `variant` on each batch of inputs in `cases`; return the outputs of each batch in order.
 
         Raises PackageError if the file fails, and DependencyError if the runtime is not installed.
         """
@@ -88,11 +88,12 @@ class Inspection:
 
 
 def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = None) -> Inspection:
-    """Run every check of a package folder, including its model files. A failed check is a result and raises no error.
+    """Check a package folder before its use: checksums, signature, recorded inputs, and outputs of its model files.
 
-    May take minutes. `runtime` defaults to ONNX Runtime in this process. Runs no model file if a file does not match
-    its checksum, if the golden cases are damaged, or if the package is not signed with the public key `key` (PEM).
-    Without `key`, does not check a signature. Raises DependencyError if a check needs a library that is not installed.
+    `key` is the public key (PEM) to check the signature with. Without it, the signature is not checked. `runtime` runs
+    the model files, by default ONNX Runtime in this process. The model files do not run if an earlier check fails: a
+    checksum, the signature, or the golden cases (the recorded inputs and outputs). A failed check is part of the result
+    and raises no error. May take minutes. Raises DependencyError if a check needs a library that is not installed.
     """
     runner = runtime or OnnxRuntime()
     checks: list[Check] = []

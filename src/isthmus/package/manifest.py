@@ -71,7 +71,6 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def tensor_positions(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    """Return for each input its tensor and its position there, as the manifest lists them and `feeds` builds them."""
     positions: defaultdict[str, count[int]] = defaultdict(count)
     result = []
     for item in inputs:
@@ -201,7 +200,10 @@ class Package:
 
 
 def open_package(path: Path) -> Package:
-    """Open a package after checking each file's SHA-256, but not the signature; raise PackageError if it is invalid."""
+    """Open a package folder to read or run its model, and check the SHA-256 of each file. Does not check the signature.
+
+    Raises PackageError if a file is damaged or missing, or if the manifest is invalid.
+    """
     files = verify_checksums(path)
     for name in (MANIFEST, CONTRACT, GOLDEN):
         if name not in files.sums:
@@ -216,7 +218,6 @@ def open_package(path: Path) -> Package:
 
 
 def read_package(path: Path) -> Manifest:
-    """Open and check a package like `open_package`; return only its manifest."""
     return open_package(path).manifest
 
 
@@ -234,7 +235,7 @@ def read_contract(package: Package) -> Contract:
 
 
 def package_digest(path: Path) -> str:
-    """Return a package's identity: the SHA-256 of its checksum file. Checks no other file."""
+    """Return the digest that identifies a package: the SHA-256 in hex of its checksum file. Checks no other file."""
     try:
         return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
     except OSError as error:

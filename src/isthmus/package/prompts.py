@@ -41,10 +41,10 @@ def read_prompts(package: Package) -> list[GoldenPrompt]:
 
 
 def open_tokenizer(package: Package) -> Tokenizer:
-    """Open a package's tokenizer, and check that it turns the golden prompts into their recorded tokens.
+    """Open the tokenizer of a package, to generate text. Check it with the prompts and tokens recorded in the package.
 
-    Raises PackageError if it is damaged, returns other tokens, or has more tokens than the model. Raises
-    DependencyError without the extra `generate`.
+    Raises PackageError if the tokenizer is damaged, returns other tokens, or has more tokens than the model. Raises
+    DependencyError if the extra `generate` is not installed.
     """
     generation = generation_of(package.manifest)
     where = f"package {package.manifest.name}: {generation.tokenizer}"
@@ -74,10 +74,11 @@ def decoder_of(manifest: Manifest, variant: Variant) -> Decoder:
 def generate_greedy(
     package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
 ) -> list[list[int]]:
-    """Generate text after each golden prompt with a model file; return a list of token ids per prompt.
+    """Generate text after each recorded prompt, to compare it with the recorded text; return token ids per prompt.
 
-    Each step takes the most likely token. A list has at most the recorded number of tokens. `session` has the file
-    open. Raises PackageError if the file fails or takes two minutes for all prompts together.
+    Each step takes the most likely token. A text ends after as many tokens as were recorded for the model file
+    `variant`, or earlier at an end token. `session` has that file open in ONNX Runtime. Raises PackageError if the file
+    fails, or takes more than two minutes for all prompts together.
     """
     decoder, names = decoder_of(package.manifest, variant), [LOGITS, NEW]
     with run_limits(package.manifest, variant) as options:
@@ -95,7 +96,6 @@ def generate_greedy(
 def require_generated(
     package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
 ) -> int:
-    """Return how many recorded tokens a model file reproduces; raise PackageError if one differs or the file fails."""
     count = 0
     for prompt, tokens in zip(prompts, generate_greedy(package, variant, session, prompts), strict=True):
         recorded = prompt.answers.get(variant.file, ())

@@ -47,7 +47,6 @@ class Deviation(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The difference divided by its limit; infinity for a difference with a limit of 0."""
         return self.by / self.limit if self.by and self.limit else self.by and np.inf
 
     def message(self, reference: str) -> str:
@@ -58,14 +57,15 @@ def deviation(
     name: str, expected: Array, found: Array, limit: float, *, widths: bool = False,
     row_name: Callable[[int], str] = "row {}".format,
 ) -> Deviation:  # fmt: skip
-    """Compare an output with its expected values; return the value that differs most, relative to its limit.
+    """Compare a model's output `found` with the expected output; return the value that differs most from its limit.
 
-    `limit` is an absolute difference. The result may be within it: compare the result's `by` with its `limit`. `name`
-    is the name of the output, and `row_name` turns a row number into the row's name in the result.
+    `limit` is the largest allowed absolute difference. The function does not judge: the caller compares `by` of the
+    result with its `limit`. `name` is the name of the output, and `row_name` turns a row number into text. Both go into
+    the result for error messages.
 
-    The difference is infinite for NaN on either side or both, for another shape or element type, and for unequal
-    integers if `limit` is below 1. With `widths`, float32 and float64 are comparable, and the limit of each value is at
-    least `rounding(expected)`.
+    The difference is infinite if a value is NaN on either side (even on both), if shape or element type differ, and for
+    unequal integers if `limit` is below 1. With `widths`, float32 and float64 may be compared, and the limit of each
+    value is at least `rounding(expected)`.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
     if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
@@ -89,7 +89,10 @@ def deviation(
 
 
 def rounding(numbers: Array) -> Array:
-    """Return the error that float32 rounding may cause: twice the gap to the next float32; 0 if not finite."""
+    """Return the error that float32 rounding may cause in each number: twice the gap to the next float32.
+
+    The error is 0 for a number that is not finite as float32.
+    """
     with np.errstate(over="ignore"):
         return 2 * np.nan_to_num(np.spacing(np.abs(numbers).astype(np.float32))).astype(np.float64)
 
@@ -109,7 +112,6 @@ def session_options(threads: int) -> "onnxruntime.SessionOptions":
 
 
 def open_session(package: Package, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
-    """Open a model file in ONNX Runtime; raise PackageError if it fails or its tensors differ from the manifest."""
     import onnxruntime  # readers of a package do not need it
 
     manifest, options = package.manifest, session_options(threads)
@@ -137,7 +139,6 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
 def answers(
     session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, batches: Sequence[Feeds]
 ) -> list[Answers]:
-    """Return the outputs of a session for each batch; raise PackageError if it fails or takes two minutes in all."""
     names = [output.name for output in manifest.outputs]
     with run_limits(manifest, variant) as options:
         return [dict(zip(names, session.run(names, fed, options), strict=True)) for fed in batches]
@@ -145,7 +146,11 @@ def answers(
 
 @contextmanager
 def run_limits(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.RunOptions"]:
-    """Yield options for ONNX Runtime runs, stopped after two minutes. An error in the block becomes a PackageError."""
+    """Limit ONNX Runtime runs in a `with` block to two minutes in all, since a package's graph may loop forever.
+
+    Pass the yielded options to each `session.run`. Any error in the block becomes a PackageError about the model file
+    `variant`.
+    """
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -168,7 +173,6 @@ def rejection_error(manifest: Manifest, variant: Variant, runtime: str, error: o
 
 
 def check_input_tensors(where: str, golden: Golden, manifest: Manifest) -> int:
-    """Return the number of golden rows; raise PackageError unless they give the recorded tensors bit for bit."""
     inputs, rows = manifest.model_inputs, 0
     for number, case in enumerate(golden.cases if inputs else ()):
         try:
@@ -186,7 +190,6 @@ def check_input_tensors(where: str, golden: Golden, manifest: Manifest) -> int:
 
 
 def check_featurizer(package: Package, golden: Golden) -> int:
-    """Return the number of golden rows; raise PackageError unless `head.json` gives the recorded inputs of the core."""
     manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
     where = f"package {manifest.name}: {HEAD}"
     head = Head.loads(package.files.read(HEAD), where)
@@ -221,10 +224,11 @@ def require_reproduced(
     outputs: Sequence[Answers],
     tolerance: float = GOLDEN_TOLERANCE,
 ) -> float:
-    """Check that a model file's outputs match those recorded in the golden cases; return the largest difference.
+    """Check that a model file still computes its recorded outputs; return the largest absolute difference.
 
-    `outputs` has the file's outputs by name for each case. Raises PackageError for a difference above `tolerance *
-    manifest.rounding / 1e-5`.
+    `outputs` has what the file `variant` computed now for each golden case (a batch of recorded inputs), by output
+    name. Raises PackageError if a value differs by more than `tolerance * manifest.rounding / 1e-5`: a package states
+    in `rounding` how much its outputs differ between processors.
     """
     tolerance *= manifest.rounding / ROUNDING
     worst = 0.0

@@ -7,7 +7,11 @@ from pathlib import Path
 
 
 def fork_and_wait() -> int | None:
-    """Fork, before threads start. Return None in the child; in the parent, wait and return its exit code or -signal."""
+    """Fork, to run the rest of the program in a child process with limits. Call it before any thread starts.
+
+    Returns None in the child. The parent waits for the child, and gets its exit code, or minus the signal that killed
+    it.
+    """
     child = os.fork()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
 
@@ -19,7 +23,10 @@ def limit_cpu(seconds: int) -> None:
 
 
 def limit_memory(more: int) -> None:
-    """On Linux, limit private writable memory of this process and each child to its current size plus `more` bytes."""
+    """Let this process and each of its children allocate only `more` bytes above its current private memory.
+
+    Works on Linux only. Elsewhere it does nothing.
+    """
     if not sys.platform.startswith("linux"):
         return
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

@@ -70,7 +70,10 @@ class Signer:
         self._config = Config().use_elliptic_key_signer(private_key=key, password=secret)
 
     def sign(self, package: Path) -> None:
-        """Sign a package's current files: write `model.sig` into its folder. Its digest stays the same."""
+        """Sign the files in a package folder, so that servers with the public key accept it: write `model.sig` there.
+
+        Replaces an earlier signature. The digest of the package stays the same.
+        """
         # Write it outside the package first: a server must not read a partial signature.
         with scratch_folder(package.parent, f".{package.name}-signature") as scratch:
             file = scratch / SIGNATURE
@@ -80,7 +83,6 @@ class Signer:
 
 
 def read_private_key(file: Path, password: str | None = None) -> "EllipticCurvePrivateKey":
-    """Read an elliptic private key (PEM); raise ConfigurationError if the key or its password is unusable."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -104,7 +106,6 @@ def read_private_key(file: Path, password: str | None = None) -> "EllipticCurveP
 
 
 def read_public_key(file: Path) -> str:
-    """Return the text of an elliptic public key (PEM); raise ConfigurationError if the file is anything else."""
     try:
         text = file.read_text(encoding="ascii")
         _public_key(text)
@@ -116,12 +117,15 @@ def read_public_key(file: Path) -> str:
 
 
 def key_name(key: str) -> str:
-    """Return a short name of a public key (PEM) for messages: 12 digits of its SHA-256."""
     return _name(_hint(_public_key(key)))
 
 
 def require_signature(files: PackageFiles, key: str) -> None:
-    """Raise PackageError unless the key pair of `key` (public, PEM) signed exactly these files. Reads them again."""
+    """Raise PackageError unless the private key that belongs to `key` signed exactly these files of a package.
+
+    Call it before the package is used. `key` is a public key (PEM). Reads the files again, since they may have been
+    replaced after their checksums were computed.
+    """
     try:
         public = _public_key(key)
     except ValueError as error:

@@ -136,7 +136,7 @@ class Verdict:
 
     @property
     def limits(self) -> list[str]:
-        """Return sentences on what was not compared: keys pushed later, rows outside a sample, skipped comparisons."""
+        """Return sentences about what `isthmus verify` did not compare, such as rows outside a sample, for its page."""
         ahead = (
             f"left out: {keys:,} keys of {view}, pushed after everything in the table"
             for view, keys in self.ahead.items()
@@ -146,9 +146,10 @@ class Verdict:
         return [*ahead, *samples, *(f"not compared: {name}, because {why}" for name, why in self.skipped.items())]
 
     def named(self) -> dict[str, FeatureVerdict]:
-        """Return every comparison by its name in messages, such as `view.feature`, `input x` or `file y in z`.
+        """Return all comparisons by their names in messages, such as `view.feature` or `input NAME`.
 
-        A comparison in `singly` (rows computed one by one) is named `NAME alone`. It is left out if `NAME` differs.
+        `NAME alone` compares the same value for rows that were computed one by one, not in a batch. It is omitted if
+        the comparison `NAME` already differs.
         """
         parts = flat(self.views)
         parts |= {f"input {name}": part for name, part in self.inputs.items()}
@@ -161,7 +162,10 @@ class Verdict:
         return parts | {f"{name} alone": part for name, part in alone.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert to strict JSON without `pairs`. An infinite `worst` is null; a value that JSON lacks is its text."""
+        """Convert the verdict to plain values that strict JSON can hold, without the `pairs` for plots.
+
+        An infinite `worst` becomes null, and a value that JSON cannot hold becomes text.
+        """
         sums = {"passed": self.passed, "compared": self.compared, "differing": self.differing}
         plain: dict[str, Any] = _plain({**sums, **asdict(self)})
         for feature in _comparisons(plain):
@@ -175,7 +179,6 @@ class Verdict:
 
     @classmethod
     def loads(cls, text: bytes, where: str = "verdict.json") -> "Verdict":
-        """Parse a verdict file. Raise GateFailed if it is not a verdict, or its totals contradict its comparisons."""
         try:
             data = json.loads(text)
             for feature in _comparisons(data):
@@ -218,11 +221,12 @@ def compare(
     tolerance: float | np.ndarray[Any, Any] = 0.0,
     times: Sequence[int | None] = (),
 ) -> FeatureVerdict:
-    """Compare two columns of n values, bit for bit, and return the counts and examples of differences.
+    """Compare n offline values with n online values bit for bit; return the number of differences and examples.
 
-    Two nulls or two NaNs are equal. Arrays are equal if their lengths and elements are. `keys` names the rows in
-    examples. `times` has their event times in microseconds, or is empty. `tolerance` is the largest absolute difference
-    of floats to ignore, for all rows or for each. Raises ValueError if the columns and `keys` differ in length.
+    Two nulls, or two NaNs, are equal. `keys` names the row of each value in the examples. `times` has the event time of
+    each row in microseconds since 1970 UTC, or is empty. `tolerance` is the largest absolute difference of floats to
+    ignore: a number for all rows, or an array with a number per row. Raises ValueError if the two columns and `keys`
+    differ in length.
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
@@ -250,7 +254,6 @@ def _first(keys: Sequence[str], differing: np.ndarray[Any, Any]) -> np.ndarray[A
 
 
 def in_runtime(file: str, runtime: str) -> str:
-    """Return the name of a model file's results: `FILE` in ONNX Runtime, else `FILE in RUNTIME`."""
     return file if runtime in ("", ONNX_RUNTIME) or file.endswith(runtime) else f"{file} in {runtime}"
 
 
@@ -259,7 +262,6 @@ def flat(groups: Mapping[str, Mapping[str, FeatureVerdict]]) -> dict[str, Featur
 
 
 def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
-    """Combine comparisons to one total, with the largest `worst`, the first three examples, and no `pairs`."""
     return FeatureVerdict(
         sum(part.compared for part in parts),
         sum(part.differing for part in parts),

@@ -78,7 +78,7 @@ class Deadline:
             raise TimeoutError from error
 
     def release(self) -> None:
-        """Lift the time limit for the remaining part of the `with` block. Used before a text is streamed."""
+        """Remove the time limit for the rest of the `with` block. Used before streaming a text, which takes longer."""
         self._all.remove(self)
 
     def expire(self) -> None:

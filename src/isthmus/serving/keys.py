@@ -54,26 +54,16 @@ class Grants(msgspec.Struct, frozen=True):
             raise self._lacks(own, f"{own} or {action}:*")
 
     def require_status(self, model: str | None = None) -> None:
-        """Raise a ForbiddenError if the request's key may not see the status of the server, or of `model`.
-
-        `status:*` and `read:*` allow both. `predict:MODEL` and `predict:*` allow only the status of a model.
-        """
         open_to = {"status:*", "read:*"} | (set() if model is None else {f"predict:{model}", "predict:*"})
         if not self.scopes & open_to:
             raise self._lacks("status:*", " or ".join(sorted(open_to)), shown="'status:*'")
 
     def require_owner(self, service: str, text: str) -> None:
-        """Raise a ForbiddenError if the request's key may not read one owner's snapshot of a service.
-
-        `text` is the owner's join key value. The key needs `snapshot:SERVICE/VALUE` (URL-encoded, unlike `text`),
-        `snapshot:SERVICE` or `snapshot:*`.
-        """
         own = f"snapshot:{service}/{quote(text, safe='')}"
         if self.scopes.isdisjoint((own, f"snapshot:{service}", "snapshot:*")):
             raise self._lacks(own, f"{own}, snapshot:{service} or snapshot:*")
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
-        """Raise a ForbiddenError unless the key has `read:*`, or `read:SERVICE` for a `service` without `features`."""
         if features is None and service is not None:
             self.require("read", service)
         elif "read:*" not in self.scopes:
@@ -105,9 +95,10 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> "Keyring":
-        """Read a key file; return an empty keyring if it is missing. Raises a DataError if it is invalid or unsafe.
+        """Read the API keys of a project from its key file. Return an empty keyring if the file is missing.
 
-        Unsafe means that users other than this one and root own the file or may write it.
+        Raises DataError if the file is invalid, or if users other than the current user and root own it or may write
+        it.
         """
         try:
             return cls.checked(path.read_bytes(), str(path))
@@ -118,10 +109,6 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def checked(cls, text: bytes, where: str) -> "Keyring":
-        """Parse the content of the key file at path `where`, and check the owner and mode of that file.
-
-        Raises a DataError if `text` is invalid, or if users other than this one and root own the file or may write it.
-        """
         try:
             status = Path(where).stat()
         except OSError as error:
@@ -146,29 +133,31 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ring
 
     def find(self, presented: bytes) -> Key | None:
-        """Return the stored record of the API key `presented`, or None. Compares all hashes, each in constant time."""
         digest = sha256(presented).hexdigest()
         matches = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         return matches[-1] if matches else None
 
 
 def required_marker(keys: Path) -> Path:
-    """Return the path of the file that marks API keys as required, next to the key file `keys`. Creates nothing.
+    """Return the path of the marker, a file next to the key file `keys` that makes API keys required while it exists.
 
-    `isthmus keys create` writes that file. While it exists, requests need a key even if the key file is missing or
-    empty. Only `isthmus keys open` changes that.
+    `isthmus keys create` writes the marker. Requests then need a key even if the key file is missing or empty, and only
+    `isthmus keys open` allows requests without a key again. This function creates nothing.
     """
     return keys.with_name("keys.required")
 
 
-def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
-    """Create a random API key; return its record for the key file, and its secret for the user. Stores neither."""
+def create_key(name: str, scopes: Sequence[str], created_at: int) -> tuple[Key, str]:
+    """Create a random API key; return its record for the key file, and the secret for the user. Stores neither.
+
+    `scopes` are permissions such as "read:SERVICE". `created_at` is the time of creation in microseconds since 1970
+    UTC.
+    """
     secret = PREFIX + secrets.token_urlsafe(32)
-    return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
+    return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), created_at), secret
 
 
 def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
-    """Check the name and scopes of a new API key. Return a problem for each invalid part; [] if all are valid."""
     wrong = []
     if not _NAME.fullmatch(name):
         wrong.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))

@@ -31,7 +31,6 @@ def error(event: str, **fields: Any) -> None:
 
 
 def place(error: BaseException) -> str:
-    """Return where an error was raised, as `function:line`, for the log; "unknown" if it has no traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -19,10 +19,11 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
-    """Start a server as a child process that ends with this process; return before it is ready.
+    """Start the server as a child process that ends when this process ends. Return the process before it is ready.
 
-    `log` replaces its stderr. Call it from a thread that outlives the server: Linux ends the child with the thread that
-    started it. The child inherits no environment variables that start with `ISTHMUS_`.
+    With `log`, the server writes its log to that file in place of stderr. Call this from a thread that lives as long as
+    the server: Linux ends the child process with the thread that started it. The child does not inherit environment
+    variables that start with `ISTHMUS_`.
     """
     descriptor = _file_of(settings)
     arguments = [*_command(descriptor), "--parent", str(os.getpid())]
@@ -32,8 +33,11 @@ def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess
         os.close(descriptor)
 
 
-def become(settings: ServerSettings) -> NoReturn:
-    """Replace this process with the server, which inherits no environment variables that start with `ISTHMUS_`."""
+def replace_with_server(settings: ServerSettings) -> NoReturn:
+    """Replace this process with the server process (exec). Use this if the caller has nothing to stop after it.
+
+    The server does not inherit environment variables that start with `ISTHMUS_`.
+    """
     descriptor = _file_of(settings)
     os.set_inheritable(descriptor, True)
     arguments = _command(descriptor)
@@ -41,10 +45,10 @@ def become(settings: ServerSettings) -> NoReturn:
 
 
 def serve(settings: ServerSettings) -> int:
-    """Run a server in a child process, which loads only the server's modules, until it ends; return its exit code.
+    """Run the server in a child process and wait until it ends. Return its exit code.
 
-    Call it from the main thread. While waiting, it forwards SIGTERM to the child and ignores SIGINT: Ctrl-C reaches the
-    child through the terminal.
+    The child loads only the modules of the server. Call this from the main thread. Until the child ends, SIGTERM is
+    passed on to the child, and SIGINT is ignored: after Ctrl-C, the terminal sends SIGINT to the child, too.
     """
     child = start(settings)
 
@@ -61,20 +65,27 @@ def serve(settings: ServerSettings) -> int:
 
 
 def received(descriptor: int) -> ServerSettings:
-    """Read the server settings that `start` or `become` passed in a file descriptor, and close it."""
     with open(descriptor, "rb") as file:
         return ServerSettings.decode(file.read(), "--settings-fd")
 
 
-def end_with(parent: int) -> None:
-    """Make this process receive SIGTERM when its parent ends, or at once if the process `parent` has ended already."""
+def end_with_parent(parent: int) -> None:
+    """Ask Linux to send SIGTERM to this process when its parent process ends, so that no orphan keeps running.
+
+    `parent` is the process id of the parent when it started this process. If that process has ended already, this
+    process gets SIGTERM at once.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has ended already
         signal.raise_signal(signal.SIGTERM)
 
 
 def listen(where: str, host: str, port: int, remedy: str) -> socket.socket:
-    """Open a listening socket (port 0: any free port), or raise a ConfigurationError about `where` with `remedy`."""
+    """Open a listening TCP socket. Port 0 chooses a free port.
+
+    Raises a ConfigurationError if the port is in use or the host is not an address of this machine. `where` names the
+    command or component in the error, and `remedy` says what to do about a port in use.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)

@@ -123,9 +123,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
-        """Read the settings of a server process from the variable `ISTHMUS_SERVER`, as JSON, and unset it.
+        """Read the settings of a server in a container from `ISTHMUS_SERVER`, an environment variable with JSON.
 
-        Raises a ConfigurationError if the variable is missing or invalid.
+        Removes the variable from the environment, because it may hold the Redis password. Raises a ConfigurationError
+        if it is missing or invalid.
         """
         text = os.environ.pop(VARIABLE, None)
         if text is None:

@@ -36,16 +36,23 @@ class AnyPredictor(Protocol):
     batches: Any
 
     def read(self, message: PredictRequest | TensorRequest, limits: Limits) -> tuple[dict[str, list[Any]], Any, int]:
-        """Decode a request. Return its join keys, its request fields or tensors, and its number of rows.
+        """Decode a request: return its join keys by name, its request fields or tensors, and its number of rows.
 
-        Raises a RequestError if a value or the number of rows does not fit.
+        Raises a RequestError for the wrong kind of message, missing or unknown columns, too many rows, or values that
+        do not fit.
         """
 
     def inputs(self, fields: Any, answers: Mapping[str, ViewAnswer]) -> Any:
-        """Combine the fields or tensors from `read` with the stored rows into the inputs of the model."""
+        """Combine the request fields or tensors from `read` with the stored features into the inputs of the model.
+
+        `answers` has the stored features by view name.
+        """
 
     def require(self, output: Any, inputs: Any) -> None:
-        """Raise a RequestError if a row has no answer because a request transform is undefined for its values."""
+        """Raise a RequestError if a row has no output because a request transform cannot compute its values.
+
+        Call it after a prediction, with the `inputs` of that prediction.
+        """
 
 
 LOOKUPS = 256
@@ -108,7 +115,6 @@ class State:
 
     @property
     def outdated(self) -> IsthmusError | None:
-        """The reason a loaded model cannot answer, such as changed features. None if it can, or without a model."""
         return self._predictor if self.model is not None and isinstance(self._predictor, IsthmusError) else None
 
     @cached_property
@@ -121,12 +127,11 @@ class State:
 
     @cached_property
     def earlier_views(self) -> list[ViewContract]:
-        """Earlier definitions of views that the deployed model still reads; empty if it reads only current ones."""
         predictor = None if self.model is None else self._predictor
         if predictor is None or isinstance(predictor, IsthmusError) or predictor.contract.hash == self.contract.hash:
             return []
         contract, service = predictor.contract, predictor.model.deployment.service
-        read = {view: contract.views[view] for view, _ in contract.read(service)}
+        read = {view: contract.views[view] for view, _ in contract.stored_features(service)}
         return [view for name, view in read.items() if view != self.contract.views.get(name)]
 
     @property
@@ -140,10 +145,6 @@ class State:
         return Predictor(contract, model, self._graphs(contract), self._earlier, self._batch)
 
     def deployed(self, name: str | None) -> DeployedModel:
-        """Return the deployed model, or raise a NotReadyError if none is loaded.
-
-        Raises a NotFoundError if it has another name than `name`; None accepts any name.
-        """
         if not isinstance(self._model, DeployedModel):
             raise _not_ready(self._model, "model", "is not deployed", "run `isthmus deploy`")
         known = self._model.deployment.model
@@ -152,7 +153,6 @@ class State:
         return self._model
 
     def predictor(self) -> AnyPredictor:
-        """Return the deployed model's predictor; raise a NotReadyError without one, a ContractMismatch if outdated."""
         predictor = self._predictor
         if isinstance(predictor, IsthmusError):
             # Drop the traceback, which would grow with every raise.
@@ -160,10 +160,6 @@ class State:
         return predictor
 
     def generator(self, name: str | None) -> Generator:
-        """Return the text generator of the deployed model; raise a RequestError if the model does not generate text.
-
-        Raises a NotReadyError without a model, a NotFoundError for another `name`, a ContractMismatch if outdated.
-        """
         model = self.deployed(name).deployment.model
         predictor = self.predictor()
         if self._generator is None:
@@ -187,10 +183,6 @@ class State:
 
     @property
     def candidate(self) -> AnyPredictor | None:
-        """The predictor of the candidate; None if there is no candidate, if it was given up, or if it cannot answer.
-
-        If features it reads have changed, the first access sets `candidate_run.refused`.
-        """
         if self.candidate_run is None or self.candidate_run.refused is not None:
             return None
         return self._candidate
@@ -211,10 +203,7 @@ class State:
 
     @cached_property
     def former(self) -> AnyPredictor | None:
-        """The predictor of the previous model; None outside a probation, or if that model cannot answer.
-
-        The first access sets `probation.problem`: the reason why a loaded previous model cannot answer, or None.
-        """
+        # The first access sets `probation.problem`.
         run = self.probation
         if run is None or not isinstance(run.former, DeployedModel):
             return None
@@ -227,10 +216,6 @@ class State:
         return former
 
     def versions(self) -> dict[str, AnyPredictor]:
-        """Return the predictors that can answer, by package digest: deployed model, candidate, previous model.
-
-        Raises the errors of `predictor` if the deployed model cannot answer.
-        """
         versions: dict[str, AnyPredictor] = {}
         for predictor in (self.predictor(), self.candidate, self.former):
             if predictor is not None:
@@ -239,11 +224,6 @@ class State:
 
     @property
     def deployment_state(self) -> str:
-        """One of `DEPLOYMENT_STATES`; a candidate makes no difference.
-
-        "no_way_back" is a probation whose previous model cannot answer. "undone" means that the previous model answers
-        again because the newer one failed.
-        """
         if self.probation is not None:
             if self.former is None:
                 return "no_way_back"

@@ -15,14 +15,16 @@ T = TypeVar("T")
 
 
 async def offload(large: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work` and return its result: in a thread if `large`, else directly, which blocks the event loop."""
     if large:
         return await asyncio.to_thread(work, *args, **kwargs)
     return work(*args, **kwargs)
 
 
 def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    """Start `work` in a task and return the task. If no one awaits it, its exception is dropped, not logged."""
+    """Start a coroutine as a task, and return the task, for work whose result may not be needed.
+
+    If the caller never awaits the task, its exception is dropped. asyncio would log it.
+    """
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task

@@ -1,4 +1,4 @@
-"""`Watch`: loads a new contract or deployment while the server runs, and acts on failed trials."""
+"""`Watch` loads new contracts and deployments while the server runs, and ends trials that fail."""
 
 import asyncio
 import time
@@ -63,7 +63,6 @@ class Watch:
         return content if isinstance(content, dict) else {}
 
     def load(self) -> None:
-        """Load the files that have changed and replace `state`. Logs broken files. Blocks while a model loads."""
         loaded = False
         if self._written.changed():
             self._written.load()  # not part of the state
@@ -96,11 +95,11 @@ class Watch:
         return state
 
     async def run(self) -> None:
-        """Load changed files until canceled, and act on failed trials. Errors are logged, not raised.
+        """Reload the contract, deployment and decision files whenever they change, until canceled. Log errors.
 
-        When a model on trial fails, writes the decision file for other workers. If the model was on probation, also
-        restores the previous deployment in the deployment file, under the deployment lock. Ends a probation when its
-        time is over, without writing the file.
+        If a model on trial fails, writes a decision file, so that other workers end the trial, too. If it was on
+        probation, also restores the previous deployment in the deployment file, under the lock of deployments. Ends a
+        probation in memory when its time is over.
         """
         pause = POLL_SECONDS
         while True:

@@ -35,15 +35,18 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     version: int = 1,
     owner: str = "",
 ) -> Callable[[Function], FeatureView]:
-    """Declare the decorated PySpark function as a feature view with the function's name.
+    """Declare the decorated PySpark function as a feature view. The view has the function's name.
 
-    The function takes one DataFrame per source, named like the source. It returns a DataFrame with the join keys,
-    `event_timestamp` and the features. It also returns `known_at`, unless each row is known `delay` after its event
-    time. Columns of the result that a source names with `timestamp=` or `known=` become `event_timestamp` or
-    `known_at`. If rows break an expectation, a build writes nothing. The first line of the function's docstring becomes
-    the description. `ttl` is the maximum age of a served value (None: no limit). `lookback` is the time around a row's
-    event that the function reads (None: all). `lateness` is the longest delay of source rows. A higher `version` starts
-    a new table.
+    The function takes one DataFrame per source, named like the source. It returns a DataFrame with the join keys of
+    `entities`, the features of `schema`, and two columns of times: `event_timestamp`, and `known_at`, when the row
+    became known. A result without `known_at` is known `delay` after its event time. If a source declares `timestamp=`
+    or `known=`, the function may return that column under the source's name for it. The first line of its docstring
+    describes the view.
+
+    `ttl` is the maximum age of a served value, or None for no limit. `lookback` is how far around a row's event time
+    the function reads its sources, or None for everything. `lateness` is the longest delay with which rows reach the
+    sources. A build whose rows break one of the `expectations` writes nothing. Raise `version` to start a new table.
+    `owner` is an email address or "team:NAME".
     """
     return lambda function: FeatureView(
         _name(function), as_tuple(entities), as_tuple(schema), as_tuple(sources), ttl, delay, function,
@@ -55,12 +58,12 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
 def spine(
     *, entities: Sequence[Entity], sources: Sequence[Source], label: Field, request: RequestSource | None = None
 ) -> Callable[[Function], Spine]:
-    """Declare the decorated PySpark function as a spine: the training examples, one row per prediction to learn.
+    """Declare the decorated PySpark function as a spine: the training examples, with one row per prediction.
 
     The spine has the function's name. The function takes one DataFrame per source, named like the source. It returns a
-    DataFrame with the join keys, `event_timestamp` (the time of the prediction), `known_at` (the time the label became
-    known), the fields of `request` and the label. Columns that a source names with `timestamp=` or `known=` become
-    these two time columns.
+    DataFrame with the join keys of `entities`, the fields of `request`, the `label`, and two columns of times:
+    `event_timestamp`, the time of the prediction, and `known_at`, when the label became known. If a source declares
+    `timestamp=` or `known=`, the function may return that column under the source's name for it.
     """
     return lambda function: Spine(
         _name(function), as_tuple(entities), label, as_tuple(sources), request, function, _about(function)
@@ -71,12 +74,12 @@ def spine(
 def request_transform(
     *, inputs: Sequence[FeatureView | FeatureProjection | RequestSource], schema: Sequence[Field]
 ) -> Callable[[Function], RequestTransform]:
-    """Declare the decorated PySpark function as a request transform: it computes features for each request.
+    """Declare the decorated PySpark function as a request transform: features that are computed for each request.
 
-    The transform has the function's name. Each parameter of the function receives a Column. Its name is
-    `view__feature`, or the name of a request field. The function returns a dict with a Column of the declared type for
-    each field of the schema. It may use only the PySpark functions in docs/row-functions.md; `isthmus apply` rejects
-    any other function.
+    The transform has the function's name. Each parameter of the function is a Column. Name it `view__feature` for a
+    stored feature, or like a field of a request source. Both must belong to `inputs`. The function returns a dict with
+    a Column for each field of `schema`. `isthmus apply` compiles the function, and rejects PySpark functions that are
+    not listed in docs/row-functions.md.
     """
     return lambda function: RequestTransform(
         _name(function), as_tuple(inputs), as_tuple(schema), function, _about(function)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from isthmus.features.errors import ConfigurationError, DependencyError, Problem, first_line, without_secrets
+from isthmus.features.errors import ConfigurationError, DependencyError, Problem, first_line, mask_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,11 +39,12 @@ _LISTENS = 1.0
 
 @contextmanager
 def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
-    """Open a session on an engine: "sail", "spark" on `threads` cores of this machine, or a Spark Connect URL.
+    """Open a Spark session for a `with` block: on "sail", on local "spark", or on a server at a Spark Connect URL.
 
-    The session uses the time zone UTC and ANSI mode, and is stopped at the end of the block. "sail" and "spark" also
-    start and stop a server in this process. Environment variables of PySpark are set, partly for good. A URL is checked
-    first, for up to 5 seconds to connect and 5 for an answer. Only "spark" uses `threads`.
+    The session uses the time zone UTC and ANSI mode. For "sail" and "spark", this process runs a server during the
+    block. `threads` is the number of cores for "spark", and has no effect otherwise. The session is stopped after the
+    block. Sets environment variables of PySpark, some of them for good. Waits up to 5 seconds to connect to a URL, and
+    5 more for an answer.
 
     Raises:
         ConfigurationError: the engine's name is unknown.
@@ -240,7 +241,7 @@ def _require_listener(url: str) -> None:
 
 def _silence(url: str, why: str) -> DependencyError:
     # The rest of the URL may contain a token, and PySpark's messages quote parts of it.
-    place, why = map(without_secrets, (url.partition("/;")[0], why))
+    place, why = map(mask_secrets, (url.partition("/;")[0], why))
     return DependencyError(
         f"engine {place}", f"does not answer ({why})",
         remedy='start the Spark Connect server, correct `engine`, or set engine = "sail"',

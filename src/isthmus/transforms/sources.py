@@ -17,7 +17,7 @@ import pyarrow as pa
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest, one_of
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, did_you_mean, one_of
 from isthmus.features.files import (
     UNPRINTED,
     is_url,
@@ -60,20 +60,21 @@ class Landed:
     content: str | None
 
 
-def lands(source: Source, *, cluster: bool = False) -> bool:
-    """Return True if `land` must copy a source's rows to a local Parquet file before an engine can read them.
+def needs_copy(source: Source, *, cluster: bool = False) -> bool:
+    """Return True if `land` must copy a source to a local Parquet file before an engine can read it.
 
-    True for tables and queries, and for `s3://` and `s3a://` URLs. With `cluster` (the engine is a Spark Connect
-    server), False for URLs, since the server reads them.
+    True for Delta and Iceberg tables, SQL queries, and S3 URLs. `cluster` says that the engine is a Spark Connect
+    server. Such an engine reads S3 URLs itself, so the result is False for them.
     """
     return not source.path or (source.path.startswith(parquet.SCHEMES) and not cluster)
 
 
 def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
-    """Copy the rows of a source to `folder/NAME.parquet`, replacing the file. Call it if `lands` is True.
+    """Copy the rows of a table, SQL query or S3 URL to `folder/NAME.parquet`, replacing it, for a build to read.
 
-    The copy has the rows whose time, in the column `source.timestamp`, is null or in `within`, widened to whole
-    seconds. It has all rows if one of the two is None. `options` are storage options, for tables and files at URLs.
+    With a time range `within`, copies the rows whose `source.timestamp` is in the range or null. The range is widened
+    to whole seconds. Copies all rows if the range is None or the source declares no `timestamp`. Relative paths start
+    from `root`. `options` are the storage options for URLs.
 
     Raises NoRowsError if the source has no rows at all, and DataError if the table or a value cannot be copied. Raises
     ConfigurationError if the address is not set, or a time column is missing or has no time zone. Raises
@@ -89,11 +90,12 @@ def land(source: Source, root: Path, within: Within, folder: Path, options: Opti
 
 
 def read(spark: "SparkSession", source: Source, root: Path, staging: Path, landed: Landed | None = None) -> "DataFrame":
-    """Return the DataFrame of a source, such as a CSV file or a table. Relative paths start from `root`.
+    """Return a source as a DataFrame of the engine's session `spark`, to pass to the functions of views and spines.
 
-    For a table or query, pass the result of `land`. Without it, this opens the table or database, and the DataFrame has
-    no rows. Local files that engines cannot read unchanged, such as CSV, are converted to Parquet (or linked under
-    other names) in `staging`, where later calls reuse them.
+    `landed` is the copy that `land` made of a table or query. Without it, the DataFrame of a table or query has the
+    right columns but no rows, which suffices to check a function. Relative paths start from `root`. A local file that
+    engines cannot read unchanged, such as CSV, is converted to Parquet (or linked under another name) in the folder
+    `staging`, where later calls find it.
 
     Raises ConfigurationError if the file or a declared column is missing, the folder is a Delta table, or a time column
     has no time zone. Raises NoRowsError if a local file or folder has no rows, and DataError if the file cannot be
@@ -125,11 +127,11 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
 
 
 def require_readable(source: Source, root: Path, staging: Path) -> None:
-    """Check without an engine that a source can be read; raise the error that a build would meet.
+    """Check without an engine that a source can be read, for `isthmus apply`. Raise the error that a build would raise.
 
-    Checks local files, and the columns of tables and queries, but not times in a folder. Opens tables and databases,
-    and may write Parquet files to `staging`, for `read`. Raises ConfigurationError, NoRowsError, DataError or
-    DependencyError. Do not call it for URLs.
+    Do not call it for URLs. Checks local files, and the columns of tables and queries, but not the time columns of a
+    folder. Opens tables and databases. Writes Parquet files to the folder `staging`, which `read` uses later. Relative
+    paths start from `root`. Raises ConfigurationError, NoRowsError, DataError or DependencyError.
     """
     from pyarrow.parquet import read_schema
 
@@ -140,10 +142,11 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
 
 
 def columns(source: Source, root: Path) -> dict[str, str]:
-    """Return the names and types of a source's columns, such as `Int64`. Reads local files, a table or a query.
+    """Return the type of each column of a source, such as "Int64", by column name.
 
-    A type that features cannot have appears under Arrow's name. Raises ConfigurationError for a missing file and for a
-    URL, and Arrow's errors for a damaged file.
+    Reads a local file, the footers of a folder's files, or the schema of a table or query. Relative paths start from
+    `root`. A type that features cannot have appears under its name in Arrow. Do not call it for URLs. Raises
+    ConfigurationError if a file is missing, and Arrow's errors for a damaged file.
     """
     if source.path:
         path = _locate(source, root)
@@ -160,10 +163,6 @@ def columns(source: Source, root: Path) -> dict[str, str]:
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
-    """Keep the rows of a source whose time is null or in [first, end), in Unix microseconds.
-
-    Keeps all rows if the source has no `timestamp`.
-    """
     if source.timestamp is None:
         return frame
     time = frame[source.timestamp]
@@ -172,16 +171,18 @@ def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFra
 
 
 def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
-    """Return a fingerprint that changes with a source's rows, without reading the rows; None if unknown.
+    """Return a fingerprint that changes with a source, so that a build can skip views of unchanged sources.
 
-    It is made from file names, sizes and times, or from a table's version. It is unknown for a PostgreSQL query without
-    `version_sql`, and for a URL that is neither `s3://` nor `s3a://`. A table, a database or an S3 URL is opened, with
-    the storage `options`. Raises ConfigurationError if a local file or the variable with an address is missing,
-    DataError for a damaged table, and DependencyError if a server does not answer.
+    Does not read the rows. Uses the names, sizes and times of files, the version of a table, or the result of
+    `version_sql`. Returns None if changes cannot be detected: for a PostgreSQL query without `version_sql`, and for a
+    URL that is not on S3. Relative paths start from `root`. `options` are the storage options for URLs.
+
+    Raises ConfigurationError if a local file, or the variable with a database address, is missing. Raises DataError for
+    a damaged table, and DependencyError if a server does not answer.
     """
     if source.sql:
         return _hash(sql.version(source, root))
-    if lands(source):
+    if needs_copy(source):
         with _opened(source, root, options) as table:
             return _hash(table.version)
     if is_url(source.path):
@@ -237,7 +238,6 @@ def _spark_types(schema: pa.Schema) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an engine's error, or for an error in a Python worker, the line with its exception."""
     lines = str(error).strip().splitlines()
     if _STACK in lines:
         # The stack of a Python worker ends with the exception.
@@ -246,7 +246,6 @@ def first_line(error: BaseException) -> str:
 
 
 def failing_line(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """Return a text like " in line 7", the traceback's innermost line in the function's file; "" if there is none."""
     file = inspect.unwrap(function).__code__.co_filename if function else None
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" in line {lines[-1]}" if lines else ""
@@ -331,7 +330,7 @@ def _locate(source: Source, root: Path) -> Path:
         path = root / source.path
     if not path.exists():
         there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        problem = f"{path} not found{nearest(path.name, there)}"
+        problem = f"{path} not found{did_you_mean(path.name, there)}"
         missing = Problem(f"source {source.name}", problem, "an existing file or folder")
         raise ConfigurationError("definitions.py", [missing], remedy="correct its path, or create the file")
     return path
@@ -351,7 +350,7 @@ def _stage(source: Source, path: Path, staging: Path) -> Path:
         file = CsvFile(path, where, types, nulls=nulls, name=str(path), remedy=_READ_AS_TEXT.format)
         names = file.schema.names
         unknown = [
-            Problem(f"{where}, types", f"no column {column!r}{nearest(column, names)}", one_of(names))
+            Problem(f"{where}, types", f"no column {column!r}{did_you_mean(column, names)}", one_of(names))
             for column in source.types
             if column not in names
         ]
@@ -370,7 +369,7 @@ def _check_times(source: Source, types: dict[str, str]) -> None:
     for role, column in (("timestamp", source.timestamp), ("known", source.known)):
         where = f"source {source.name}, {role}"
         if column is not None and column not in types:
-            found = f"no column {column!r}{nearest(column, types)}"
+            found = f"no column {column!r}{did_you_mean(column, types)}"
             remedy = f"correct {role}= of the source, or leave it out"
             problems.append(Problem(where, found, one_of(types), remedy))
         elif column is not None and types[column] != "timestamp":

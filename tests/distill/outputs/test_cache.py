@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from isthmus.distill.outputs import cache, shards
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.losses import soft_targets, top_k_targets
-from isthmus.teachers import FunctionTeacher, NetworkTeacher, OutputFormat, TeacherOutputs, identities
+from isthmus.teachers import FunctionTeacher, NetworkTeacher, OutputCache, OutputFormat, identities
 
 Array = np.ndarray[Any, Any]
 
@@ -50,10 +50,10 @@ class Live:
         self.asked += rows.tolist()
         return torch.from_numpy(X[rows])
 
-    def open(self, root: Path, rows: Array = IDS, **more: Any) -> TeacherOutputs:
+    def open(self, root: Path, rows: Array = IDS, **more: Any) -> OutputCache:
         given = {"contract": "c", "batch": 7, **more}
         teacher = given.pop("teacher", FunctionTeacher(answer, ["logits", "hidden"], name="large"))
-        return TeacherOutputs(root, teacher, rows, given.pop("batches", self.batches), **given)
+        return OutputCache(root, teacher, rows, given.pop("batches", self.batches), **given)
 
 
 def wanted(rows: Any, dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
@@ -562,7 +562,7 @@ def test_training_with_kept_outputs_is_training_with_the_live_teacher_to_the_bit
     # In float64: what a row's answer is asked beside shows in bits that float16 does not have.
     teacher = NetworkTeacher(nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 3)).double())
     x = torch.from_numpy(X)
-    saved = TeacherOutputs(tmp_path, teacher, IDS, lambda rows: x[rows].double(), contract="c", batch=16)
+    saved = OutputCache(tmp_path, teacher, IDS, lambda rows: x[rows].double(), contract="c", batch=16)
 
     def trained(targets: Callable[[Tensor], Tensor]) -> tuple[list[float], list[Tensor]]:
         torch.manual_seed(1)

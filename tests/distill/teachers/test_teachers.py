@@ -24,7 +24,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel, B
 from isthmus.distill.settings import Settings
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.teachers.taps import tapped
-from isthmus.distill.types import spread
+from isthmus.distill.types import evenly_spaced
 from isthmus.features.definition.digestnames import digest_name
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.package.inputs import ModelInput
@@ -688,7 +688,7 @@ def test_tokenizers_that_differ_on_hard_texts_are_found(tmp_path: Path, more: di
         (Settings, "isthmus.distill.settings.Settings"),
         (compatible, "isthmus.distill.teachers.agreement.agreed"),
         (tapped, "isthmus.distill.transfer.taps.tapped"),
-        (spread, "isthmus.distill.golden.spread"),
+        (evenly_spaced, "isthmus.distill.golden.spread"),
         (Log1p, "isthmus.transforms.steps.Log1p"),
         (ModelInput, "isthmus.features.manifest.ModelInput"),
         (Task, "isthmus.distill.task.Task"),

@@ -819,7 +819,7 @@ def registered(tmp_path: Path) -> tuple[feast.FeatureStore, Contract, OfflineSto
         tables.write(tables.prepare(contract.views[name], made))
     folder = tmp_path / "feast"
     views = {"stats": stats, "pairs": pairs}
-    registry.register(contract, views, {}, folder=folder, offline=tables, server="http://127.0.0.1:1")
+    registry.register(contract, views, {}, folder=folder, offline=tables, lookup_url="http://127.0.0.1:1")
     return feast.FeatureStore(repo_path=str(folder)), contract, tables
 
 
@@ -880,7 +880,7 @@ def test_a_view_may_have_the_name_of_anothers_table(tmp_path: Path) -> None:
     }
     contract = compile_contract("shop", list(views.values()))
     tables = OfflineStore(tmp_path / "offline")
-    registry.register(contract, views, {}, folder=tmp_path / "feast", offline=tables, server="http://127.0.0.1:1")
+    registry.register(contract, views, {}, folder=tmp_path / "feast", offline=tables, lookup_url="http://127.0.0.1:1")
     found = feast.FeatureStore(repo_path=str(tmp_path / "feast")).list_feature_views()
     names = [source.name for view in found for source in (view.stream_source, view.batch_source) if source]
     assert sorted(names) == ["Stats_Table", "Stats_Table_table", "stats", "stats_table_"]

@@ -93,8 +93,8 @@ def test_values_survive_the_way_to_protos_and_back(data: st.DataObject) -> None:
     given = data.draw(st.lists(st.none() | VALUES[name], max_size=6))
     given = [_whole_seconds(value, dtype) for value in given]
     values = columns_of(make_view({"f": dtype}), [{"f": value} for value in given])["f"]
-    protos = [Value.FromString(proto.SerializeToString()) for proto in _feast_values.protos(values, FORMS[name])]
-    assert bits_of(_feast_values.column(protos, FORMS[name], "here"), dtype) == bits_of(values, dtype)
+    protos = [Value.FromString(proto.SerializeToString()) for proto in _feast_values.to_protos(values, FORMS[name])]
+    assert bits_of(_feast_values.from_protos(protos, FORMS[name], "here"), dtype) == bits_of(values, dtype)
 
 
 def _whole_seconds(value: Any, dtype: DataType) -> Any:
@@ -111,20 +111,20 @@ def test_every_type_of_ours_has_a_form() -> None:
 
 def test_a_value_of_another_type_is_refused() -> None:
     with pytest.raises(DataError, match="here: a value is a string_val; expected float_val"):
-        _feast_values.column([Value(float_val=1), Value(string_val="1")], FORMS["Float32"], "here")
+        _feast_values.from_protos([Value(float_val=1), Value(string_val="1")], FORMS["Float32"], "here")
     with pytest.raises(DataError, match="9223372036855 seconds"):
-        _feast_values.column([Value(unix_timestamp_val=9223372036855)], FORMS["UnixTimestamp"], "here")
+        _feast_values.from_protos([Value(unix_timestamp_val=9223372036855)], FORMS["UnixTimestamp"], "here")
 
 
 def test_a_number_of_another_width_is_taken() -> None:
     """As Feast takes it; its own store returns what was written, ours the declared type."""
     numbers = [Value(double_val=0.1), Value(int64_val=3), Value(), Value(float_val=0.5), Value(int32_val=-2)]
-    found = _feast_values.column(numbers, FORMS["Float32"], "here")
+    found = _feast_values.from_protos(numbers, FORMS["Float32"], "here")
     assert found.tolist(Float32) == [float(np.float32(0.1)), 3.0, None, 0.5, -2.0]
-    whole = _feast_values.column([Value(double_val=3), Value(int32_val=7)], FORMS["Int64"], "here")
+    whole = _feast_values.from_protos([Value(double_val=3), Value(int32_val=7)], FORMS["Int64"], "here")
     assert whole.tolist(Int64) == [3, 7]
     lists = [Value(double_list_val=DoubleList(val=[0.1, 2])), Value(int64_list_val=Int64List(val=[1]))]
-    found = _feast_values.column(lists, FORMS["Array(Float32)"], "here")
+    found = _feast_values.from_protos(lists, FORMS["Array(Float32)"], "here")
     assert [[*array] for array in found.data] == [[np.float32(0.1), 2], [1]]
     huge = Value(double_list_val=DoubleList(val=[math.inf, 1e300]))
     wrong = (Value(double_val=0.5), "Int64"), (Value(int64_val=2**31), "Int32"), (huge, "Array(Float32)")
@@ -132,7 +132,7 @@ def test_a_number_of_another_width_is_taken() -> None:
         with pytest.raises(
             DataError, match=rf"here: has a value that does not fit .*; expected {re.escape(dtype)}, as declared"
         ):
-            _feast_values.column([value], FORMS[dtype], "here")
+            _feast_values.from_protos([value], FORMS[dtype], "here")
 
 
 SAMPLES: dict[str, list[Any]] = {
@@ -628,7 +628,7 @@ def test_equal_maps_are_equal_rows() -> None:
     assert form is not None
     names = [f"n{n}" for n in range(40)]
     maps = [{name: name for name in order} for order in (names, names[::-1], sorted(names, key=hash))]
-    found = _feast_values.column(_protos(maps, ft.Map), form, "here").data
+    found = _feast_values.from_protos(_protos(maps, ft.Map), form, "here").data
     assert found[0] == found[1] == found[2]
 
 

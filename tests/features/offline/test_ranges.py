@@ -317,7 +317,7 @@ def test_a_full_disk_leaves_the_table_as_it_was(store: OfflineStore) -> None:
         assert "pushed rows of traffic" in done.stdout
         assert done.stdout.count("cannot be written (") == 3
         assert done.stdout.count(" are unchanged") == 3
-        assert PushLog(store.root, VIEW.table).last() == -1
+        assert PushLog(store.root, VIEW.table).last_position() == -1
         assert read(store)[1] == expected[1]
         assert same_bits(read(store)[0], expected[0])
     assert put(store, rows_of(range(6), 2.0), Days(0, 3)).changed

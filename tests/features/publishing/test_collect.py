@@ -82,7 +82,7 @@ def push(client: Client, rows: list[Row], view: Any = VIEW, limit: int = 10**6) 
 def history(store: OfflineStore) -> dict[tuple[int, int, int], int]:
     """Key and times to the content hash; a key with the same times twice fails here."""
     rows = store.history(VIEW).table()
-    store.check(store.history(VIEW))
+    store.require_unaltered(store.history(VIEW))
     columns = [rows["k"].to_pylist(), micros(rows["event_timestamp"]).tolist(), micros(rows["known_at"]).tolist()]
     found = dict(zip(zip(*columns, strict=True), rows["content_hash"].to_pylist(), strict=True))
     assert len(found) == len(rows)
@@ -135,7 +135,7 @@ def store(tmp_path: Path, client: Client) -> OfflineStore:
 
 def left(client: Client, store: OfflineStore) -> list[Entry]:
     """What waits in the stream, without the last row that a finished run has brought."""
-    last = PushLog(store.root, VIEW.table).last()
+    last = PushLog(store.root, VIEW.table).last_position()
     entries = waiting(client, PROJECT, VIEW.table, 100)
     return entries[1:] if entries and entries[0].place == last else entries
 
@@ -172,7 +172,7 @@ def test_history_is_what_builds_compute_and_all_that_was_pushed(
         patch.setattr(log, "FILES", files)
         for name, *rest in [*steps, ("build", []) if not oracle.computed else ("collect",), ("collect",)]:
             before = left(client, store)
-            last = PushLog(store.root, VIEW.table).last()
+            last = PushLog(store.root, VIEW.table).last_position()
             intact = last < 0 or pushes.holds(client, PROJECT, VIEW.table, last)
             match name:
                 case "push":
@@ -389,8 +389,8 @@ def test_a_clock_of_redis_that_jumps_loses_no_row_and_stops_nothing(
     push(client, [(6, 5, 6, 2)])
     assert brought(client, store) == CollectedPushes(1, 1, 1)
     assert [k for k, *_ in sorted(history(store))] == [0, 1, 2, 3, 4, 5, 6]
-    last = PushLog(store.root, VIEW.table).last()
-    assert abs(pushes.moment(last) / 1e6 - time.time()) < 60, "ids go by the clock again"
+    last = PushLog(store.root, VIEW.table).last_position()
+    assert abs(pushes.appended_at(last) / 1e6 - time.time()) < 60, "ids go by the clock again"
 
 
 def test_more_rows_than_a_millisecond_may_have_are_collected(store: OfflineStore, client: Client) -> None:
@@ -441,7 +441,7 @@ def test_a_first_row_that_is_in_the_log_alone_reaches_the_table(store: OfflineSt
         with pytest.raises(DataError, match="cannot be read"):
             brought(client, store)
         commit.write_bytes(whole)
-        assert PushLog(store.root, VIEW.table).last() == waiting(client, PROJECT, VIEW.table, 9)[-1].place
+        assert PushLog(store.root, VIEW.table).last_position() == waiting(client, PROJECT, VIEW.table, 9)[-1].place
         assert brought(client, store).added == 1
         assert brought(client, store) == CollectedPushes()
         assert len(history(store)) == 1 + rows

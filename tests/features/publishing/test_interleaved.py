@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.errors import DependencyError
-from isthmus.features.online.scripts import pushed_keys_key
+from isthmus.features.online.scripts import suspects_key
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.publish import publish
 from isthmus.features.redis.pipeline import Client
@@ -230,7 +230,7 @@ def _saved(client: Client) -> dict[bytes, bytes]:
 
 def _crowd(world: World) -> None:
     """More keys of others than are remembered."""
-    name = pushed_keys_key("prod", VIEW.name)
+    name = suspects_key("prod", VIEW.name)
     if world.store.published(VIEW) is not None:
         world.client.delete(name)
         world.client.zadd(cast("str", name), {"*": float("inf")})

@@ -24,7 +24,7 @@ from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.record import Stamp
-from isthmus.features.online.scripts import ANNOUNCE, MANY, announce_arguments, pushed_keys_key
+from isthmus.features.online.scripts import ANNOUNCE, MANY, announce_arguments, suspects_key
 from isthmus.features.online.store import LEASE_SECONDS, OnlineStore
 from isthmus.features.publishing.publish import Publication, RowsDiff, publish
 from isthmus.features.redis.connection import connect
@@ -284,28 +284,28 @@ def test_too_many_rows_of_others_make_a_run_compare_everything(world: World, cli
     names = [b"%d" % number for number in range(MANY)]
     for start in range(0, MANY, 10_000):
         part = announce_arguments(names[start : start + 10_000], np.zeros(10_000, np.int64))
-        run(client, ANNOUNCE, part, [([pushed_keys_key("prod", "traffic")], [])])
-    assert client.zcard(pushed_keys_key("prod", "traffic")) == MANY
+        run(client, ANNOUNCE, part, [([suspects_key("prod", "traffic")], [])])
+    assert client.zcard(suspects_key("prod", "traffic")) == MANY
     world.push(0, (8, 9, 77))
     # The newest stays: it says how fresh the view is.
-    assert client.zrange(pushed_keys_key("prod", "traffic"), 0, -1, withscores=True) == [
+    assert client.zrange(suspects_key("prod", "traffic"), 0, -1, withscores=True) == [
         (_name(0), 9.0),
         (b"*", np.inf),
     ]
     world.push(0, (7, 8, 76))
-    assert client.zrange(pushed_keys_key("prod", "traffic"), 0, -1, withscores=True) == [
+    assert client.zrange(suspects_key("prod", "traffic"), 0, -1, withscores=True) == [
         (_name(0), 9.0),
         (b"*", np.inf),
     ]
     _forget(client, 1)
     assert world.publish().written == 1
     # Of all these keys only one has a row that others have written, later than all that the table knows.
-    assert client.zrange(pushed_keys_key("prod", "traffic"), 0, -1) == [_name(0)]
+    assert client.zrange(suspects_key("prod", "traffic"), 0, -1) == [_name(0)]
     world.now = 30
     world.write({**_many(5), 1: [(5, 5, 1), (25, 25, 1)]})
     assert world.publish().written == 2
     assert world.held()[0] == (5, 5, 0)
-    assert client.exists(pushed_keys_key("prod", "traffic")) == 0
+    assert client.exists(suspects_key("prod", "traffic")) == 0
 
 
 @pytest.mark.parametrize(
@@ -445,10 +445,10 @@ def test_the_log_says_when_what_became_readable(world: World) -> None:
     world.now = 20
     world.write({**_many(5), 7: [(15, 15, 8)]})
     world.publish()
-    first, second = MaterializationLog(world.offline.root).of(VIEW)
+    first, second = MaterializationLog(world.offline.root).runs(VIEW)
     assert (first.at, first.written, second.at, second.written) == (10, 2000, 20, 1)
     assert first.fingerprint != second.fingerprint
-    assert MaterializationLog(world.offline.root).of(replace(VIEW, code="2")) == []
+    assert MaterializationLog(world.offline.root).runs(replace(VIEW, code="2")) == []
 
 
 @given(
@@ -554,7 +554,7 @@ def test_a_run_goes_no_further_where_another_one_has_told_of_its_table(world: Wo
     record = world.store.published(VIEW)
     assert record is not None
     assert (record.at, record.pending) == (30, False)
-    assert [run.at for run in MaterializationLog(world.offline.root).of(VIEW)] == [10, 30]
+    assert [run.at for run in MaterializationLog(world.offline.root).runs(VIEW)] == [10, 30]
     # The last words of the run that stood still could have come late.
     _forget(client, 1)
     assert world.publish().written == 1
@@ -568,7 +568,7 @@ def test_names_of_another_form_among_those_of_others(world: World, client: Clien
         values: dict[str, Any] = {name: [7 if kind is Int64 else "x"] for name, kind in keys.items()}
         at = np.array([9], np.int64)
         OnlineStore(client, make_contract(before)).write(before, values, at, at, features_of([1]))
-    assert client.zcard(pushed_keys_key("prod", "traffic")) == 3
+    assert client.zcard(suspects_key("prod", "traffic")) == 3
     world.now = 20
     assert world.publish().written == 0
     world.write({**_many(5), 0: [(15, 15, 3)]})

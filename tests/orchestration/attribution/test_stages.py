@@ -19,7 +19,7 @@ from isthmus.orchestration.attribution.stages import (
     Features,
     Index,
     coalitions,
-    same,
+    rows_equal,
     score_cells,
 )
 
@@ -99,6 +99,6 @@ def test_precision_and_runtime_are_nothing_to_a_teacher() -> None:
 def test_arrays_are_compared_whole() -> None:
     rows = [None, [1.0, NAN], [1.0], [1.0]]
     left, right = (from_python(side, Array(Float64)) for side in (rows, [None, [1.0, NAN], [2.0], None]))
-    assert same(left, right).tolist() == [True, True, False, False]
+    assert rows_equal(left, right).tolist() == [True, True, False, False]
     texts = [from_python(side, Array(String)) for side in ([["a"], ["b"]], [["a"], ["b", "c"]])]
-    assert same(*texts).tolist() == [True, False]
+    assert rows_equal(*texts).tolist() == [True, False]

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 from isthmus.features.errors import RequestError
-from isthmus.orchestration.runtimes.products import by_option
+from isthmus.orchestration.runtimes.products import open_runtime
 from isthmus.orchestration.runtimes.web import TOLERANCE, WebRuntime, installed
 from isthmus.package.inspect import inspect
 from isthmus.package.signature import Signer
@@ -199,7 +199,7 @@ def test_a_browser_s_runtime_answers_as_recorded(cache: Path, tmp_path: Path) ->
 def test_a_runtime_that_is_not_known_is_named_with_all_that_are() -> None:
     sentence = r"runtime 'litrt': is not known \(did you mean litert\?\); expected one of coreml, .*, litert, ort, web"
     with pytest.raises(RequestError, match=sentence):
-        by_option("litrt")
+        open_runtime("litrt")
 
 
 @pytest.mark.accept

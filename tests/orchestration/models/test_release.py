@@ -16,7 +16,7 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.orchestration.models.release import history, promote, rollback
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.server.serve import reachable
+from isthmus.orchestration.server.serve import url_host
 from isthmus.package.manifest import package_digest
 from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, free_port, make_package, serving, verdict_of
@@ -80,5 +80,5 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "::1"])  # noqa: S104 - for a moment
 def test_a_server_is_reached_on_whatever_it_listens(host: str) -> None:
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        url = urlsplit(f"http://{reachable(host)}:{listener.getsockname()[1]}")
+        url = urlsplit(f"http://{url_host(host)}:{listener.getsockname()[1]}")
         socket.create_connection((url.hostname, url.port), timeout=10).close()

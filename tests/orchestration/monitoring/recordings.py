@@ -14,7 +14,7 @@ from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
-from isthmus.orchestration.server.secret import secret
+from isthmus.orchestration.server.secret import read_or_create_secret
 from isthmus.package.manifest import open_package
 from isthmus.serving.recorder.batch import ANSWER, AnswerBatch, AnswerGroup, StoredViewRows
 from isthmus.serving.recorder.columns import hashes
@@ -41,7 +41,9 @@ def orders(project: Project) -> pa.Table:
 def _stored(project: Project, rows: pa.Table, at: np.ndarray[Any, Any]) -> Iterator[StoredViewRows]:
     """What Redis would have given at these moments."""
     contract = project.applied()
-    for name in dict.fromkeys(view for view, _ in contract.read(Artifacts.of(project).declared.student.name)):
+    for name in dict.fromkeys(
+        view for view, _ in contract.stored_features(Artifacts.of(project).declared.student.name)
+    ):
         view = contract.views[name]
         keys = {column.name: rows[column.name].to_pylist() for column in view.keys}
         stored = from_history(OfflineStore(project.offline).history(view), view, keys, at)
@@ -61,7 +63,7 @@ def record(
     lists = {name: rows[name].to_pylist() for name in columns}
     for name in hashed:
         column = project.applied().views["shelf_demand"].keys[["store", "product"].index(name)]
-        lists[name] = hashes(secret(project), column, lists[name])
+        lists[name] = hashes(read_or_create_secret(project), column, lists[name])
     bodies = [
         json.dumps({
             "entities": {"store": [lists["store"][n]], "product": [lists["product"][n]]} if "store" in lists else {},

@@ -103,4 +103,4 @@ def test_a_name_is_checked_where_a_request_came_by_loopback(
     sent = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": "/graphql", "server": (address, 3000), "headers": sent}
     with nullcontext() if passes else pytest.raises(ForbiddenError):
-        require_own_page(scope, (), name_it="name it")
+        require_own_page(scope, (), host_remedy="name it")

@@ -112,9 +112,7 @@ def test_a_lookback_that_is_too_short_is_refused(reaching: Shop, project: Open, 
     apply(project(reaching))
     build(project(reaching), [ORDERS_VIEW])
     for within in (Days(FIRST + 10, FIRST + 11), Days(FIRST - 40, FIRST + 60)):
-        sentence = (
-            rf"customer_orders: reads further back than its lookback of {told}: with a longer one, .* at customer="
-        )
+        sentence = rf"customer_orders: reads beyond its lookback of {told}: with a longer one, .* at customer="
         with pytest.raises(DataError, match=sentence):
             build_range(project(reaching), [ORDERS_VIEW], within=within, step=50)
         assert stored(reaching, project)[1] == expected[1]

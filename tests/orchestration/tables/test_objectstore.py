@@ -319,7 +319,7 @@ def test_pushed_rows_are_there_once_though_the_answer_to_their_commit_is_lost(
             way.lose("/pushed/_materializations/_delta_log/")
             materialize(project(built), [VIEW])
             assert way.lost.exists()
-            assert len(MaterializationLog(opened.offline, opened.storage_options).of(view)) == runs
+            assert len(MaterializationLog(opened.offline, opened.storage_options).runs(view)) == runs
             pushed(opened, 900_004)
 
 

@@ -22,10 +22,10 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from onnx import helper, numpy_helper
 
-from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError
+from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError, RequestError
 from isthmus.dagster import build_definitions
 from isthmus.distill.onnx.runtime import ort_format
-from isthmus.distill.types import spread
+from isthmus.distill.types import evenly_spaced
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
@@ -91,6 +91,8 @@ def test_a_project_without_faults_passes(exported: Shop, project: Open) -> None:
     assert set(verdict.inputs) == {
         "shelf_demand__sold_1d", "shelf_demand__distance", "store", "product", "hour", "weight",
     }  # fmt: skip
+    with pytest.raises(RequestError, match="the share is 1; expected a number of at least 0 and below 1"):
+        deploy(project(exported), share=1.0)
     assert deploy(project(exported)).deployment.verdict.compared == verdict.compared
 
 
@@ -325,7 +327,7 @@ def micros_column(rows: pa.Table, name: str) -> pa.Array:
 
 def sampled(shop: Shop, project: Open) -> list[dict[str, Any]]:
     rows = training_set(project(shop)).table()
-    found: list[dict[str, Any]] = rows.take(pa.array(spread(len(rows), 2000))).to_pylist()
+    found: list[dict[str, Any]] = rows.take(pa.array(evenly_spaced(len(rows), 2000))).to_pylist()
     return found
 
 

@@ -16,7 +16,7 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.types import Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
 from isthmus.package.snapshot.file import Header, read_header, read_snapshot
-from isthmus.package.snapshot.owners import encode_owner, open_owners, text_of, value_of, write_owners
+from isthmus.package.snapshot.owners import decode_key_text, encode_key_text, encode_owner, open_owners, write_owners
 from isthmus.package.snapshot.signature import signature_checker
 from isthmus.package.snapshot.store import SnapshotFolder
 from tests.features.support import FIRST, LAST, MOMENTS, VALUES, values_of
@@ -107,10 +107,10 @@ def test_what_all_have_is_stored_once(tmp_path: Path) -> None:
 )
 def test_a_value_has_a_single_text(dtype: DataType, texts: dict[str, Any], others: Sequence[str]) -> None:
     for text, value in texts.items():
-        assert (value_of(text, dtype), text_of(value)) == (value, text)
+        assert (decode_key_text(text, dtype), encode_key_text(value)) == (value, text)
     for other in others:
         with pytest.raises(ValueError, match=r"(?s).*"):
-            value_of(other, dtype)
+            decode_key_text(other, dtype)
 
 
 def test_a_file_for_all_has_no_word_of_owners() -> None:

@@ -15,7 +15,7 @@ import pytest
 from isthmus.features.contract.generations import Generations, Retired
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.online.record import NEVER, Published, records
-from isthmus.features.online.scripts import pushed_keys_key
+from isthmus.features.online.scripts import suspects_key
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from tests.serving.metrics.test_metrics import counted, folder_of, scrape, value, workers
@@ -73,7 +73,7 @@ def test_every_view_with_rows_has_a_time_before_anybody_asks(tmp_path: Path, own
         assert set(waited.values()) == {0}
         with connect(own) as client:
             # A row of the future is not served, and the mark of too many pushes is no time.
-            name = pushed_keys_key(CONTRACT.project, PUNCTUALITY.online_name).decode()
+            name = suspects_key(CONTRACT.project, PUNCTUALITY.online_name).decode()
             client.zadd(name, {"later": NOW + HOUR, "*": float("inf")})
         assert by_view(server, AGE) == {"punctuality": 60}
         materialized(own, PUNCTUALITY, NOW - 30_000_000)

@@ -22,7 +22,7 @@ from isthmus.serving.recorder.batch import (
     StoredViewRows,
     batches,
     encoded,
-    size,
+    table_bytes,
 )
 from isthmus.serving.recorder.digest import digests, tensors_digest
 
@@ -76,7 +76,7 @@ def test_the_size_of_a_batch_has_the_ends_of_each_request() -> None:
     answers = b"".join(PACK(n, 0, 0.0, 0, 1, n % 2, 1) for n in range(10))
     templates = ((b"", b""), (b"x" * 600, b"y" * 400))
     group = AnswerGroup("lookup", "", "", "", answers, b"0123456789", (), b"", 0, b"", (), templates)
-    assert size(AnswerBatch("ab", 1, 5, 0, "", ("",), (group,))) == len(answers) + 10 + 5 * 1000
+    assert table_bytes(AnswerBatch("ab", 1, 5, 0, "", ("",), (group,))) == len(answers) + 10 + 5 * 1000
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus.features.contract.diff import differences
-from isthmus.features.contract.schema import Contract, optional
+from isthmus.features.contract.schema import Contract, optional_fields
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.expectations import Between, Expect, Expectation, Length, OneOf, Present
 from isthmus.features.definition.spec import FeatureService, Field, RequestSource, RequestTransform
@@ -274,7 +274,7 @@ def test_a_transform_takes_what_is_checked_and_refuses_only_what_it_computes(any
     contract = compile_contract("shop", [source, declared], compiler=compiled)
     transform, graphs = contract.transforms["tenfold"], {n: RowGraph(one) for n, one in contract.transforms.items()}
     assert transform.rules == contract.transforms["asked"].rules
-    assert optional([transform]) == {"x"}
+    assert optional_fields([transform]) == {"x"}
     types = {"b": Bool, "n": Int64, "x": Float32, "s": String}
     # Nothing is refused where nobody asks for it.
     rows: dict[str, list[Any]] = {

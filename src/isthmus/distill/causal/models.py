@@ -28,12 +28,12 @@ class Language(NamedTuple):
 
 
 def language(source: str, where: str) -> Language:
-    """Load a causal language model in float32, with its tokenizer.
+    """Load the base or teacher of a language-model distillation: a causal model in float32, with its tokenizer.
 
     `source` is a model folder, or "module:function", a function that returns model and tokenizer. `where` names the
-    declaration in errors. Raise a ConfigurationError if the source cannot be loaded, if the tokenizer does not match,
-    or if the model is not a causal model of transformers with the attention "sdpa". Raise a DependencyError if
-    transformers is not installed. Errors of the function itself are raised unchanged.
+    declaration in error messages. Raises a ConfigurationError if the source cannot be loaded, if the tokenizer does not
+    match, or if the model is not a causal model of transformers with the attention "sdpa". Raises a DependencyError if
+    transformers is not installed. Errors of the user's function are raised unchanged.
     """
     if FUNCTION.fullmatch(source):
         answer = call_function(source, where)
@@ -52,12 +52,15 @@ def language(source: str, where: str) -> Language:
 
 
 def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Mapping[str, Any], where: str) -> Any:
-    """Create an untrained causal language model for a vocabulary.
+    """Create the student of a language-model distillation: an untrained causal model for a vocabulary.
 
-    If `source` is "module:function", call that function with the vocabulary size only. If `source` is None, build a
-    Llama with the sizes in `shape`, a context of `context` tokens and random weights from torch's global generator.
-    Raise a ConfigurationError at `where` if the function cannot be imported, or if its model is not causal or has
-    another vocabulary size or attention than "sdpa". Also raise one if `shape` does not give each head an even width.
+    If `source` is "module:function", call this function of the user with the vocabulary size. If it is None, build a
+    Llama with random weights from torch's global generator. `context` is its maximum number of tokens, and `shape` maps
+    "width", "layers", "heads" and "inner" to its sizes. `where` names the declaration in error messages.
+
+    Raises a ConfigurationError if the function cannot be imported, or if it returns a model that is not causal, has
+    another vocabulary size, or has another attention than "sdpa". Also raises one if width / heads in `shape` is not an
+    even whole number.
     """
     if source is not None:
         model = _causal(call_function(source, where, vocabulary.size), source, where)
@@ -89,9 +92,9 @@ def call_function(source: str, where: str, *arguments: Any) -> Any:
 
 
 def prune_embeddings(model: Any, vocabulary: Vocabulary) -> Any:
-    """Copy a model as a trainable student, with embeddings only for the tokens that `vocabulary` keeps.
+    """Copy a base model as a trainable student, with embeddings only for the tokens that `vocabulary` keeps.
 
-    The original model does not change. The copy keeps all embeddings if the vocabulary is not pruned.
+    The base itself stays unchanged. The copy keeps all embeddings if the vocabulary is not pruned.
     """
     model = copy.deepcopy(model).requires_grad_(requires_grad=True)
     if vocabulary.kept is None:
@@ -110,10 +113,10 @@ def prune_embeddings(model: Any, vocabulary: Vocabulary) -> Any:
 
 
 def add_lora(model: Any, lora: Lora, where: str) -> Any:
-    """Freeze a model, add trainable LoRA layers to it in place, and return the same model.
+    """Freeze a model and add trainable LoRA layers to it, in place; return the same model.
 
-    `lora.layers` names the linear layers to adapt; empty means all. Raise a ConfigurationError if no layer has such a
-    name.
+    `lora.layers` has the names of the linear layers to adapt; empty means all. `where` names the declaration in error
+    messages. Raises a ConfigurationError if the model has no layer with such a name.
     """
     with extra("lora"):
         from peft import LoraConfig, inject_adapter_in_model
@@ -130,10 +133,6 @@ def add_lora(model: Any, lora: Lora, where: str) -> Any:
 
 
 def merge_lora(model: Any) -> Any:
-    """Merge the LoRA layers into a model's weights in place, make all weights trainable, and return the same model.
-
-    Call it after training, so that the exported model has no extra layers.
-    """
     from peft.tuners.lora import LoraLayer
 
     for name, layer in [*model.named_modules()]:

@@ -12,10 +12,10 @@ from isthmus.features.errors import DataError
 
 
 def attention_mask(positions: Tensor) -> Tensor:
-    """Return the attention mask, bool (n, 1, P, P), of n blocks of P tokens with several texts each.
+    """Return the attention mask of blocks that hold several texts, so that texts do not attend to each other.
 
-    The mask is True where a token may attend: to itself and to earlier tokens of the same text. `positions`, (n, P),
-    count from 0 at the start of each text.
+    `positions`, int64 (n, P), has the position of each token in its text, counted from 0, for n blocks of P tokens. The
+    mask, bool (n, 1, P, P), is True where a token may attend: to itself and to earlier tokens of the same text.
     """
     texts = (positions == 0).cumsum(1)
     order = torch.arange(positions.shape[1], device=positions.device)
@@ -41,10 +41,17 @@ class Packed(nn.Module):
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Compute the logits of `tokens`, (n, P, classes), as a continuation of the tokens in the attention cache.
+        """Compute logits for tokens that continue the tokens in an attention cache; used to generate text.
 
-        Return the logits and `cache`, to which the call adds `tokens` in place; None without a cache. `mask`, bool (n,
-        1, P, cached + P), is True where a token may attend to another.
+        Args:
+            tokens: next P tokens of n blocks, int64 (n, P).
+            positions: position of each of these tokens in its text, int64 (n, P).
+            mask: bool (n, 1, P, C + P), True where a token may attend to one of the C cached or the P new tokens.
+            cache: cache of transformers, to which this call adds the new tokens in place; None to compute without a
+                cache.
+
+        Returns:
+            The logits, (n, P, classes), and the cache, or None without a cache.
         """
         outputs = self.model(
             input_ids=tokens if self.kept is None else self.kept[tokens], position_ids=positions, attention_mask=mask,
@@ -103,11 +110,23 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def generate(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
-    """Let a language model continue the first `prompt` tokens of each block; return the new blocks, int64 (n, P).
+    """Let a language model replace the text after the first `prompt` tokens of each block by its own continuation.
 
-    The model continues the last text of these tokens. Each new token is the likeliest one if `greedy`; otherwise
-    torch's global generator draws it. After an `end` token, only `end` follows. Raise a DataError if logits are not
-    finite.
+    Used to train on generated text. The last text that begins within these tokens is continued to the end of the block.
+
+    Args:
+        packed: language model.
+        tokens: n blocks of P tokens, int64 (n, P).
+        positions: position of each token in its text, int64 (n, P).
+        prompt: number of tokens to keep at the start of each block.
+        end: token that ends a text; after the model writes it, only `end` follows.
+        greedy: True to choose the likeliest token; False to draw each token with torch's global generator.
+
+    Returns:
+        The new blocks, int64 (n, P).
+
+    Raises:
+        DataError: a logit is not finite.
     """
     from transformers import DynamicCache
 
@@ -133,10 +152,11 @@ def generate(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end
 
 
 def continuation_targets(tokens: Tensor, positions: Tensor, prompt: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return the positions and targets (next tokens), int64 (n, P) each, to train on blocks that `generate` wrote.
+    """Return the positions and targets to train on blocks of tokens, (n, P), that `generate` wrote.
 
-    Targets are the generated tokens up to and including the first `end` token; all others are IGNORED. `positions` are
-    the positions of the blocks before generation.
+    The targets, int64 (n, P), are the next tokens. Only generated tokens are targets, up to and including the first
+    `end` token. All other targets are IGNORED. `prompt` is the number of tokens per block that were not generated. The
+    argument `positions` has the positions before generation; the result has the positions after it.
     """
     length = tokens.shape[1]
     places = positions[:, prompt - 1 : prompt] + torch.arange(1, length - prompt + 1, device=tokens.device)

@@ -28,7 +28,7 @@ from isthmus.distill.language.causal import GAIN, REGRESSION, Causal
 from isthmus.distill.language.decoding import TOLERANCES
 from isthmus.distill.losses.logits import IGNORED, generalized, hard_targets, top_k_tail
 from isthmus.distill.losses.objective import Objective, Term
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.outputs.identity import identities
 from isthmus.distill.tasks.answers import graph_answers, student_answers
@@ -36,7 +36,7 @@ from isthmus.distill.tasks.split import PARTS, Split
 from isthmus.distill.tasks.task import Batch, Case, Material, Task, TeacherBatch
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced
 from isthmus.features.errors import DataError
 from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS
 from isthmus.package.inputs import Feeds
@@ -201,11 +201,6 @@ class CausalTask(Task):
         })  # fmt: skip
 
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:
-        """Return the batch to train on: `batch` or, at random, the same prompts with continuations that a model wrote.
-
-        With the probability `Causal.on_policy`, the student writes continuations during the call, and the teacher
-        scores them. With the probability `Causal.sequences`, the continuations are the teacher's stored ones.
-        """
         declared = self.declared
         if not (declared.on_policy or declared.sequences):
             return batch
@@ -239,12 +234,6 @@ class CausalTask(Task):
         return TeacherBatch((tokens, positions, torch.full_like(targets, IGNORED)), targets, batch.teacher)
 
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return `perplexity` on domain texts and `general_loss`, the mean loss per token of general texts.
-
-        A figure is NaN without such texts. `answers` has a model's outputs for the blocks `rows`. If the task has a
-        base, `teacher` has the base's outputs. Then also return `gain`, the relative decrease of the perplexity against
-        the base, and `regression`, the relative increase of the general loss.
-        """
         figures = {"perplexity": _perplexity(self._mean(answers, rows, domain=True))}
         figures["general_loss"] = self._mean(answers, rows, domain=False)
         if self.declared.base is not None:
@@ -262,7 +251,6 @@ class CausalTask(Task):
         return float(answers["losses"][chosen].sum(dtype=np.float64)) / count if count else math.nan
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Return the share of targets for which student and teacher choose the same token; {} without a teacher."""
         if "indexes" in teacher:
             theirs = teacher["indexes"][..., 0]
         elif "logits" in teacher:
@@ -304,7 +292,6 @@ class CausalTask(Task):
         return self.writer(student).network
 
     def feeds(self, rows: Index) -> Feeds:
-        """Return inputs to time a decoding step: the middle token of the one block in `rows`, and a cache of zeros."""
         (row,), half = rows.tolist(), self.declared.context // 2
         tokens = self.tokens[row, half : half + 1].numpy()
         return {TOKENS: tokens[None], PAST: np.zeros((1, half, *self._cache()), np.float32)}
@@ -316,10 +303,6 @@ class CausalTask(Task):
             return cache_shape(_model(self.student()).config)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return a test case for model files: one token, the cache before it, and the expected outputs.
-
-        The token is the middle one of the first text in the block that `rows`, a single row number, selects.
-        """
         (row,) = rows.tolist()
         length = int((self.positions[row, 1:] > 0).long().cumprod(0).sum()) + 1
         half, run = length // 2, self.writer(student).reference.run
@@ -339,10 +322,6 @@ class CausalTask(Task):
         return self.writer(student).reference.run(feeds)
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Run a model file token by token on one block; return `losses`, `best` and `counts`, as the student does.
-
-        `run` runs the file, and `rows` has the number of the block. Each output is float32 (1, context).
-        """
         (row,) = rows.tolist()
         empty = past = np.zeros((1, 0, *self._cache()), np.float32)
         steps = []
@@ -355,18 +334,17 @@ class CausalTask(Task):
         replies = {"losses": losses(logits, targets), "best": logits.argmax(-1), "counts": targets != IGNORED}
         return {key: value.float().numpy() for key, value in replies.items()}
 
-    def figures(
-        self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
-    ) -> Mapping[str, float]:
-        """Estimate the test metrics of a model file from a few blocks, since files read slowly.
+    def figures(self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: OutputCache) -> Mapping[str, float]:
+        """Estimate the test metrics of a model file, for gates; a file is too slow to run on the whole test part.
 
-        `run` runs the file on at most 16 domain and 16 general blocks. Return the student's metrics on all test blocks,
-        corrected by the difference between file and student on these few blocks.
+        `run` maps inputs to outputs by running the file. It runs on at most 16 blocks of domain texts and 16 of general
+        texts. The result has the metrics of `student` on all test blocks, corrected by the difference between file and
+        student on these blocks. `teacher` has the teacher's stored outputs.
         """
         test = self.material.parts.test
         domain, recorded = self._domain[test], teacher.float32(test)
         kinds = [np.flatnonzero(domain == kind) for kind in (True, False)]
-        some = np.concatenate([kind[spread(len(kind), BLOCKS)] for kind in kinds if len(kind)])
+        some = np.concatenate([kind[evenly_spaced(len(kind), BLOCKS)] for kind in kinds if len(kind)])
         own = student_answers(self, student, test, torch.device("cpu"))
         parts = [{key: values[some] for key, values in answers.items()} for answers in (own, recorded)]
         exported, (before, taught) = graph_answers(self, run, test[some]), parts

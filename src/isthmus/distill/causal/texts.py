@@ -31,10 +31,12 @@ class Texts:
 
     @classmethod
     def of(cls, material: Material, name: str | None) -> "Texts":
-        """Read texts and 0/1 labels from a training set. `name` is the text input; None reads the only text input.
+        """Read the texts and their labels from a training set, to train a language model.
 
-        Raises a ConfigurationError if the student lacks this input or, for None, does not have exactly one. Raises a
-        DataError if a text is missing or empty, or if a label is neither 0 nor 1.
+        A label is 1 for a text of the domain and 0 for a general text. `name` is the input that holds the texts; None
+        means the only input of type String. Raises a ConfigurationError if the student does not have this input, or if
+        `name` is None and the student does not have exactly one text input. Raises a DataError if a text is missing or
+        empty, or if a label is neither 0 nor 1.
         """
         where = material.declaration.where
         inputs = [item.name for item in material.student_inputs if item.dtype == String]
@@ -62,7 +64,6 @@ class Texts:
         return cls(texts, np.asarray(labels == 1), f"{where}: column {name}")
 
     def beginnings(self, vocabulary: Vocabulary, rows: Index, most: int) -> tuple[str, ...]:
-        """Return up to three default prompts: first words of texts in `rows`, at most six words and `most` tokens."""
         prompts: dict[str, None] = {}
         for row in rows.tolist():
             prompts[_beginning(self.texts[row], vocabulary, most)] = None
@@ -122,11 +123,19 @@ class _Block(NamedTuple):
 
 
 def pack(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, *, cut: bool, where: str) -> Blocks:
-    """Pack the token ids of texts into blocks of `context` tokens, in order, and put the token `end` after each text.
+    """Pack texts into blocks of equal length for training, in order, with the token `end` after each text.
 
-    The model learns to predict `end`. Texts in the same block do not see or predict each other. If `cut`, a text may
-    continue in the next block, where the model does not see its beginning. Otherwise a block is padded if the next text
-    does not fit, and a text longer than a block raises a DataError. `rows` are the texts' rows in the training set.
+    Args:
+        texts: token ids of each text.
+        rows: row number of each text in the training set, for messages and for the result.
+        context: number of tokens per block.
+        end: token that ends a text; also fills the rest of a block, which then does not count in the loss.
+        cut: True if a text may continue in the next block, where the model does not see its beginning. False to start a
+            new block if the next text does not fit.
+        where: name of the declaration in error messages.
+
+    Raises:
+        DataError: `cut` is False, and a text is longer than a block.
     """
     blocks = [_Block([], [], [], -1)]
     for row, text in zip(rows.tolist(), texts, strict=True):
@@ -163,10 +172,6 @@ def pack(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, *,
 
 
 def select_replay(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
-    """Select as many of the `general` blocks as make up the share `replay` of all training blocks.
-
-    General texts among the domain texts limit what the model forgets. Raise a DataError if there are too few.
-    """
     count = round(len(domain) * replay / (1 - replay))
     if len(general) < count:
         raise DataError(

@@ -32,18 +32,21 @@ class Vocabulary:
     begin: tuple[int, ...] = ()
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Split texts into token ids, after the `begin` tokens. A control token that a user typed is plain text."""
         reader = load_tokenizer(self.tokenizer)
         encodings = reader.encode_batch([*texts], add_special_tokens=False)
         return [[*self.begin, *encoding.ids] for encoding in encodings]
 
-    def pruned(self, texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], where: str) -> "Vocabulary":
-        """Return a smaller vocabulary, with new ids, that splits `texts`, given as token ids, into the same tokens.
+    def pruned(
+        self, texts: Iterable[Sequence[int]], evaluation_texts: Iterable[Sequence[int]], where: str
+    ) -> "Vocabulary":
+        """Return a smaller vocabulary, with new token ids, that splits some texts into the same tokens as this one.
 
-        The smaller vocabulary keeps the tokens of `texts`, the shorter tokens that merge into them, special tokens, and
-        single bytes, which can encode any text. Raise a ConfigurationError if the tokenizer is not BPE. Raise a
-        DataError if the tokenizer has no single bytes and `others`, the token ids of further texts, contain a token
-        that is not kept.
+        A small student needs fewer embeddings with it. It keeps the tokens of `texts`, the shorter tokens that merge
+        into them, special tokens, and single bytes, which can encode any text. `texts` and `evaluation_texts` have the
+        token ids of each text, and `where` names the declaration in error messages.
+
+        Raises a ConfigurationError if the tokenizer is not BPE. If the tokenizer has no single bytes, raises a
+        DataError for a token that occurs only in `evaluation_texts`, the validation and test texts.
         """
         content = json.loads(self.tokenizer)
         model = content["model"]
@@ -67,7 +70,7 @@ class Vocabulary:
                     needed |= {left, right}
         kept = np.array(sorted({words[word] for word in needed} | {*special}), np.int64)
         if not alphabet:
-            self._require({place for text in others for place in text}, kept, {**names, **special}, where)
+            self._require({place for text in evaluation_texts for place in text}, kept, {**names, **special}, where)
         place_of = {int(place): number for number, place in enumerate(kept)}
         model["vocab"] = {word: place_of[words[word]] for word in sorted(needed, key=words.__getitem__)}
         model["merges"] = [[*pair] for pair in merges if {*pair, "".join(pair)} <= needed]
@@ -89,10 +92,12 @@ class Vocabulary:
 
 
 def full_vocabulary(tokenizer: Any, config: Any, where: str) -> Vocabulary:
-    """Read a tokenizer as a Vocabulary that keeps all tokens of its model.
+    """Check that a tokenizer belongs to a model, and return it as a Vocabulary that keeps all tokens of the model.
 
-    `tokenizer` is a Tokenizer of the library tokenizers, or a fast one of transformers. `config` is the model's
-    configuration. Raise a ConfigurationError if tokenizer and model differ in size or end token.
+    `tokenizer` is a Tokenizer of the library tokenizers, or a fast tokenizer of transformers. `config` is the
+    configuration of the model in transformers, and `where` names the declaration in error messages. Raises a
+    ConfigurationError if the tokenizer is of another type, differs from the model in size, or lacks the model's end
+    token.
     """
     with extra("text"):
         from tokenizers import Tokenizer

@@ -16,12 +16,12 @@ from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS
 
 
 def graph(decoder: CachedModel, *, products: bool = False) -> onnx.ModelProto:
-    """Build the ONNX graph of a decoder that reads tokens after the tokens in a cache.
+    """Build the ONNX graph of a language model that reads new tokens after earlier tokens, whose state is in a cache.
 
-    Inputs are `tokens`, int64 (1, tokens), and the cache `past`, float32 (1, past, 2 * layers, shared, width), with
-    `shared` key and value heads. Outputs are the next token's `logits`, float32 (1, vocabulary), and `new`, the cache
-    entries of `tokens`. With `products`, the graph multiplies with MatMul, as ONNX Runtime's weight quantizer requires.
-    Otherwise it uses Gemm, which can share its weights with the embedding.
+    Inputs are `tokens`, int64 (1, tokens), and the cache `past`, float32 (1, past, 2 * layers, shared, width), where
+    `shared` is the number of key and value heads. Outputs are the next token's `logits`, float32 (1, vocabulary), and
+    `new`, the cache entries of `tokens`. If `products` is True, the graph multiplies with MatMul, as ONNX Runtime's
+    weight quantizer requires. Otherwise it uses Gemm, which can share its weights with the embedding.
     """
     writer = _Writer(decoder, products=products)
     cache: list[str | int] = [2 * decoder.layers, decoder.shared, decoder.width]

@@ -41,11 +41,18 @@ class CachedModel(nn.Module):
         return self.get_buffer("cosine"), self.get_buffer("sine")
 
     def forward(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Read `tokens`, int64 (1, n), after the tokens in the cache `past`, and return the next token's logits.
+        """Compute the logits of the token after `tokens`, and the cache entries of `tokens`.
 
-        The logits are (1, vocabulary). Also return the cache entries of `tokens`. The cache is float32 (1, past, 2 *
-        layers, shared, width), with length 0 for a new text. To continue, pass the entries of all earlier calls, at
-        most `context` tokens in all.
+        To generate text, call it again with the next token and with the cache entries of all earlier calls,
+        concatenated along axis 1, of at most `context` tokens in all.
+
+        Args:
+            tokens: token ids, int64 (1, n).
+            past: cache entries of the earlier tokens of the text, float32 (1, earlier tokens, 2 * layers, shared,
+                width), where `shared` is the number of key and value heads; empty along axis 1 for a new text.
+
+        Returns:
+            The logits, (1, vocabulary), and the cache entries, (1, n, 2 * layers, shared, width).
         """
         tokens, past = tokens[0], past[0]
         count, before = tokens.shape[0], past.shape[0]
@@ -84,9 +91,10 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 
 
 def require_supported(model: "LlamaForCausalLM", where: str = "decoding") -> Any:
-    """Return the config of a model that packages can run; raise a ConfigurationError for all other models.
+    """Check that packages can run a language model, and return its configuration.
 
-    Packages run a Llama with the activation SiLU and rotary embeddings whose angles do not depend on the text's length.
+    Packages run a Llama with the activation SiLU, and with rotary embeddings whose angles do not depend on the length
+    of the text. Raises a ConfigurationError for all other models; `where` names the declaration in its message.
     """
     config: Any = model.config
     problems = []

@@ -112,7 +112,6 @@ class Probes:
         self._decoder = self._session(graph(_decoder(self._small, prompt + self._tokens + 1)))
 
     def speed(self) -> Speed:
-        """Run each probe for up to 0.3 seconds, but 5 to 100 times, and return the measured costs."""
         sizes, small, precision, past = self._sizes, self._small, self._precision, self._past + 1
         alone, behind = self._call(1, 1), self._call(1, past)
         # Alternate the calls, as in the model: each evicts the weights of the others from the CPU caches.
@@ -182,7 +181,6 @@ class Probes:
 
 
 def products(matrices: Sequence[tuple[int, int]], precision: Precision) -> onnx.ModelProto:
-    """Build an ONNX model that multiplies `x0` by random matrices in turn; `matrices` has (input, output) widths."""
     generator, nodes, constants = np.random.default_rng(0), [], []
     for place, (takes, gives) in enumerate(matrices):
         weights = _weights(f"w{place}", takes, gives, precision, generator)

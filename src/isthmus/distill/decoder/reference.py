@@ -78,10 +78,11 @@ class DecoderReference:
         cls, model: "LlamaForCausalLM", network: CachedModel, generation: Generation, tokenizer: Tokenizer,
         settings: DecodingSettings,
     ) -> "DecoderReference":  # fmt: skip
-        """Run the model in torch on the golden prompts, and record the tokens and logits that model files must match.
+        """Run a language model in torch on the golden prompts, and record the results that its model files must match.
 
-        `network` is `model` as a module with a cache. Raise a GateFailed if their logits differ too much after a
-        prompt.
+        The results are the tokens that the model chooses and their logits. The golden prompts are the texts in
+        `settings.prompts`. `network` computes the same as `model`, with a cache. Raises a GateFailed if the logits of
+        the two differ too much after the first prompt.
         """
         shape = network.cache
         decoder = Decoder("the model in torch", generation, "", shape)
@@ -114,7 +115,6 @@ class DecoderReference:
 
     @property
     def certain_tokens(self) -> list[list[int]]:
-        """Greedy tokens after each golden prompt, before the first token that another processor might not choose."""
         return [[*_sure(reads)] for reads in self.reads]
 
     def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> FileComparison:
@@ -122,14 +122,28 @@ class DecoderReference:
         return self.compare_run(file, precision, lambda feeds: ask(opened, feeds), len(content), settings)
 
     def compare_run(
-        self, file: str, precision: Precision, run: Run, size: int, settings: DecodingSettings, part: int = PART
+        self,
+        file: str,
+        precision: Precision,
+        run: Run,
+        size: int,
+        settings: DecodingSettings,
+        max_tokens_per_call: int = PART,
     ) -> FileComparison:
-        """Compare a model file, which `run` runs, with the model in torch on the golden prompts, and measure its speed.
+        """Compare a model file with the model in torch on the golden prompts, and measure its speed, before export.
 
-        `file` is its name, `size` its bytes, and `part` the maximum number of tokens per call. Raise a GateFailed if
-        logits or tokens differ too much.
+        Args:
+            file: name of the file, for messages.
+            precision: "fp32", "int8" or "int4"; decides how large differences may be.
+            run: maps inputs to outputs by running the file.
+            size: bytes of the file, for the report.
+            settings: declared settings; `agreement` has the least share of equal tokens per precision.
+            max_tokens_per_call: maximum number of tokens per call of the file.
+
+        Raises:
+            GateFailed: the logits differ too much, or too few tokens are equal.
         """
-        decoder = replace(self.decoder, part=part)
+        decoder = replace(self.decoder, part=max_tokens_per_call)
         tolerance = TOLERANCES[precision] * self.scale
         deviations, equal, count, answers = [], 0, 0, []
         for prompt, reads in zip(self.prompts, self.reads, strict=True):

@@ -28,10 +28,6 @@ _RARE = 0xF1
 
 
 def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[str, Any]:
-    """Parse a `tokenizer.json`, and check that the tokenizers of servers and clients support it.
-
-    Raise a ConfigurationError that lists all unsupported parts.
-    """
     try:
         file: dict[str, Any] = json.loads(data)
         problems = [*_problems(file)]
@@ -47,11 +43,18 @@ def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[st
 def new_generation(
     data: bytes, *, context: int, most: int, end: Sequence[int], template: str, where: str = "tokenizer.json"
 ) -> tuple[Generation, Tokenizer]:
-    """Create a package's settings for text generation, and its tokenizer, from `data`, a `tokenizer.json`.
+    """Create a package's settings for text generation and its tokenizer, and check that they fit together.
 
-    `context` limits the tokens of prompt and answer, and `most` the tokens of the answer. `end` has the tokens that end
-    a text. `template` has {prompt} in place of the user's text. Raise a ConfigurationError if the tokenizer or a
-    setting is wrong.
+    Args:
+        data: content of a `tokenizer.json`.
+        context: maximum number of tokens of prompt and answer together.
+        most: maximum number of tokens of an answer, below `context`.
+        end: tokens that end an answer.
+        template: text that contains {prompt}, which is replaced by the user's text.
+        where: name of the tokenizer file in error messages.
+
+    Raises:
+        ConfigurationError: the tokenizer is not supported, or a setting is wrong.
     """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])
@@ -79,9 +82,10 @@ def new_generation(
 
 
 def surrounding_tokens(data: bytes, where: str = "tokenizer.json") -> tuple[list[int], list[int]]:
-    """Return the token ids that a tokenizer adds before and after every text; `data` is its `tokenizer.json`.
+    """Return the token ids that a tokenizer adds before every text, and the token ids that it adds after every text.
 
-    Raises a ConfigurationError if its post-processor also drops or repeats tokens of the text.
+    `data` is the content of the `tokenizer.json`, and `where` names it in error messages. Raises a ConfigurationError
+    if the post-processor drops or repeats tokens of the text.
     """
     own = load_tokenizer(data)
     bare, full = (own.encode("a", add_special_tokens=special).ids for special in (False, True))

@@ -23,7 +23,6 @@ _TABLE_BITS = 4
 
 
 def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
-    """Convert a decoder to ONNX bytes, the same ones each time; "int8" and "int4" quantize its weights."""
     if precision == "fp32":
         return bytes(graph(decoder).SerializeToString(deterministic=True))
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -64,10 +63,11 @@ def _quantize_table(model: onnx.ModelProto) -> None:
 
 
 def quantize_blocks(weights: Array) -> tuple[Array, Array, Array]:
-    """Quantize weights (rows, width) to whole numbers from 0 to 15, in blocks of 32 numbers of a row.
+    """Quantize a matrix of weights to 4 bits: whole numbers from 0 to 15, in blocks of 32 neighbors of a row.
 
-    Return the whole numbers, uint8 (rows, width), and for each block a scale, float32 (rows, blocks), and a zero point,
-    uint8 (rows, blocks). A weight is about (whole - zero point) * scale. The width must be a multiple of 32.
+    `weights` is (rows, width), and width must be a multiple of 32. Return three arrays: the whole numbers, uint8 (rows,
+    width), and for each block a scale, float32 (rows, blocks), and a zero point, uint8 (rows, blocks). A weight is
+    about (whole number - zero point) * scale.
     """
     blocks = weights.reshape(len(weights), -1, BLOCK)
     low, high = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)

@@ -52,7 +52,6 @@ class Sizes:
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
-        """Input and output width of each weight matrix in a layer; fused matrices count as one."""
         queries, width = self.queries, self.width
         return (width, queries + 2 * self.keys), (queries, width), (width, 2 * self.inner), (self.inner, width)
 
@@ -74,7 +73,6 @@ class Sizes:
         return 4 * past * 2 * self.layers * self.keys
 
     def flops(self, tokens: int, past: int) -> int:
-        """Return the operations of all matrix products of a call, attention included; a multiply-add counts as two."""
         attention = 2 * (past + tokens) * self.layers * self.queries
         return 2 * (tokens * (self.matrices + attention) + self.width * self.vocabulary)
 
@@ -82,7 +80,6 @@ class Sizes:
         return self.layer_bytes(precision) + self.head_bytes(precision) + self.cache_bytes(past)
 
     def numbers(self, tokens: int, past: int) -> int:
-        """Return how many floats the operators of a call write, including copies of the cache of `past` tokens."""
         width, queries, keys, every = self.width, self.queries, self.keys, past + tokens
         residuals = 6 * width  # two norms, two products, two sums
         turns = (queries + 2 * keys) * 2 + (queries + keys) * 13 // 2  # the product; split, turned, split again
@@ -93,9 +90,8 @@ class Sizes:
         return self.layers * layer + tokens * (width + 2 * self.head) + 2 * width + self.vocabulary
 
 
-def matrix_bytes(takes: int, gives: int, precision: Precision) -> int:
-    """Return the bytes of a weight matrix from width `takes` to width `gives`, including scales and zero points."""
+def matrix_bytes(input_width: int, output_width: int, precision: Precision) -> int:
     if precision == "fp32":
-        return 4 * takes * gives
-    bits, blocks = BITS[precision], -(-takes // BLOCK)
-    return gives * (blocks * BLOCK * bits // 8 + 4 * blocks + -(-blocks * bits // 8))
+        return 4 * input_width * output_width
+    bits, blocks = BITS[precision], -(-input_width // BLOCK)
+    return output_width * (blocks * BLOCK * bits // 8 + 4 * blocks + -(-blocks * bits // 8))

@@ -29,10 +29,11 @@ class TextWriter:
 
     @classmethod
     def of(cls, model: "LlamaForCausalLM", file: bytes, settings: DecodingSettings) -> "TextWriter":
-        """Check that a model, the content of its `tokenizer.json` and settings fit, and return them as a TextWriter.
+        """Check that a language model, its tokenizer and the settings for text generation fit together, for export.
 
-        Switches the model to eval mode. Raises a ConfigurationError if the settings are wrong or have no prompts, or if
-        model and tokenizer do not fit. Raises a RequestError if a golden prompt cannot be encoded.
+        `file` is the content of the `tokenizer.json`. Switches the model to eval mode, in place. Raises a
+        ConfigurationError if the settings are wrong or have no prompts, or if model and tokenizer do not fit. Raises a
+        RequestError if a prompt in `settings.prompts` cannot be encoded.
         """
         problems = settings.problems("decoding")
         if not problems and not settings.prompts:
@@ -57,7 +58,6 @@ class TextWriter:
 
     @cached_property
     def reference(self) -> DecoderReference:
-        """Tokens and logits that model files must match. The first access runs the model and may raise a GateFailed."""
         return DecoderReference.of(self.model, self.network, self.generation, self.tokenizer, self.settings)
 
 

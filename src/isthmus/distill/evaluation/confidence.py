@@ -21,19 +21,16 @@ _CLEAR = 2.0
 
 
 def mean(values: Array) -> Interval:
-    """Return the mean of (n,) values with its 95 % interval (Student, 1908); a single value has no interval."""
     return student_interval(values.astype(np.float64))
 
 
 def root_mean(squares: Array) -> Interval:
-    """Return the root of the mean of (n,) squared errors (the RMSE) with its 95 % interval."""
     value, low, high = mean(squares)
     ends = [None if end is None else math.sqrt(max(end, 0.0)) for end in (low, high)]
     return Interval(math.sqrt(value), *ends)
 
 
 def share(count: int, rows: int) -> Interval:
-    """Return `count / rows` with its 95 % score interval (Wilson, 1927); `rows` must be above 0."""
     value, square = count / rows, _NORMAL**2
     middle = (count + square / 2) / (rows + square)
     half = _NORMAL * math.sqrt(count * (rows - count) / rows + square / 4) / (rows + square)
@@ -41,10 +38,11 @@ def share(count: int, rows: int) -> Interval:
 
 
 def placements(labels: Array, scores: Array) -> Array:
-    """Return each row's share of correctly ordered pairs with the rows of the opposite label, float64 (n,).
+    """Return for each row the share of correctly ordered pairs with the rows of the opposite label, float64 (n,).
 
-    A pair is correct if the row with label 1 has the higher score; ties count half. The mean over the rows of one label
-    is the AUC. Both labels must occur.
+    Use it for the variance of an AUC. `labels`, 0 or 1, and `scores` are (n,). A pair is ordered correctly if the row
+    with label 1 has the higher score; ties count half. The mean over the rows with the same label is the AUC. Both
+    labels must occur.
     """
     ones = labels == 1
     shares = np.empty(len(labels))
@@ -59,9 +57,9 @@ def placements(labels: Array, scores: Array) -> Array:
 def auc(labels: Array, scores: Array) -> Interval | None:
     """Return the area under the ROC curve (AUC) with its 95 % interval, or None if all labels are the same.
 
-    The variance comes from `placements` (DeLong, DeLong and Clarke-Pearson, 1988). The interval is computed for the
-    logit of the AUC, so it stays between 0 and 1. Its ends are None if the AUC is 0 or 1, or if a label has a single
-    row.
+    `labels`, 0 or 1, and `scores` are (n,). The variance is from DeLong, DeLong and Clarke-Pearson (1988). The interval
+    is computed for the logit of the AUC, so it stays between 0 and 1. Its ends are None if the AUC is 0 or 1, or if
+    only one row has a label 0 or only one row has a label 1.
     """
     ones = labels == 1
     if not ones.any() or ones.all():
@@ -80,10 +78,11 @@ def auc(labels: Array, scores: Array) -> Interval | None:
 
 
 def calibration_error(labels: Array, probabilities: Array) -> Interval:
-    """Return the expected calibration error over 15 equally full bins, with its 95 % interval.
+    """Return the expected calibration error of (n,) probabilities for 0/1 labels, with its 95 % interval.
 
-    Chance alone raises this error above 0. So the lower end is reduced by the error expected by chance in bins without
-    a significant gap. The interval may be too wide. Below 30 rows, its ends are None.
+    The rows are sorted by probability and divided into 15 bins of equal size. Chance alone raises the error above 0, so
+    the lower end of the interval is reduced by the error expected by chance in bins without a significant gap. The
+    interval may be too wide. Its ends are None below 30 rows.
     """
     plain = metrics.calibration_error(labels, probabilities)
     if len(labels) < 2 * BINS:
@@ -109,16 +108,15 @@ class PairedDifference(NamedTuple):
     error: float
 
     def least(self, chance: float) -> float:
-        """Return a lower bound of the true difference, which is wrong only with the probability `chance`."""
         return self.value + float(ndtri(chance)) * self.error
 
 
 def paired_loss(metric: str, labels: Array, scores: Array, former: Array) -> PairedDifference:
-    """Return how much worse `scores` are than the scores of a `former` model on the same rows, each (n,).
+    """Return how much worse a model is than a former model on the same rows, to find a deployment that lowers quality.
 
-    Used to find a deployment that is worse than the model before it. `metric` is "auc", "rmse", "mae", "log_loss" or
-    "brier"; labels are 0 or 1 except for "rmse" and "mae". The standard error is for large samples. Raise a DataError
-    for fewer than two rows, or for an AUC with fewer than two rows per class.
+    `scores` and `former` are the scores of the two models, and `labels` the true values, each (n,). `metric` is "auc",
+    "log_loss" or "brier" for labels of 0 or 1, and "rmse" or "mae" for numbers. The standard error is for large
+    samples. Raises a DataError for fewer than two rows; for "auc", for fewer than two rows per class.
     """
     labels, scores, former = (np.asarray(part, np.float64) for part in (labels, scores, former))
     if len(labels) < 2 or (metric == "auc" and min(labels.sum(), len(labels) - labels.sum()) < 2):

@@ -25,10 +25,11 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of one value per seed with its 95 % interval (Student, 1908).
+    """Return the mean of the results of several seeds, with its 95 % interval (Student, 1908).
 
-    The interval is for the mean over all possible seeds and assumes roughly normal values; it says nothing about new
-    rows. To compare two models, pass their differences, seed by seed.
+    `values` has one result per seed, such as an AUC. The interval is for the mean over all possible seeds, and assumes
+    roughly normal values. It does not cover the choice of the test rows. To compare two models, pass the differences of
+    their results, seed by seed.
 
     Raises:
         DataError: `values` is empty or has a value that is not finite.

@@ -13,7 +13,10 @@ BINS = 15
 
 
 def metrics(labels: Array, probabilities: Array) -> dict[str, float]:
-    """Return `auc` (NaN for one class), `log_loss`, `brier` and `ece` of (n,) probabilities for (n,) 0/1 labels."""
+    """Return the quality of a binary classifier: `auc`, `log_loss`, `brier` and `ece` (calibration error).
+
+    `labels`, 0 or 1, and `probabilities` of the label 1 are (n,). `auc` is NaN if all labels are the same.
+    """
     return {
         "auc": auc(labels, probabilities),
         "log_loss": log_loss(labels, probabilities),
@@ -23,7 +26,10 @@ def metrics(labels: Array, probabilities: Array) -> dict[str, float]:
 
 
 def auc(labels: Array, scores: Array, weights: Array | None = None) -> float:
-    """Return the area under the ROC curve; ties count half, `weights` are per row. NaN for a single class."""
+    """Return the area under the ROC curve of (n,) scores for (n,) labels of 0 or 1; NaN if all labels are the same.
+
+    Tied scores count half. `weights` has the weight of each row; None weighs all rows equally.
+    """
     _, place = np.unique(scores, return_inverse=True)
     each = np.ones(len(labels)) if weights is None else weights
     ones, zeros = (np.bincount(place, np.where(labels == label, each, 0.0)) for label in (1, 0))
@@ -33,7 +39,6 @@ def auc(labels: Array, scores: Array, weights: Array | None = None) -> float:
 
 
 def ranks(numbers: Array) -> Array:
-    """Return the rank of each number in ascending order, from 1; equal numbers share the mean of their ranks."""
     _, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     mean_places: Array = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return mean_places
@@ -44,9 +49,9 @@ def mean(values: Array, weights: Array | None = None) -> float:
 
 
 def log_loss(labels: Array, probabilities: Array, weights: Array | None = None) -> float:
-    """Return the mean negative log-likelihood of 0/1 labels, in nats. `weights` must sum to 1.
+    """Return the mean negative log-likelihood of 0/1 labels, in nats, with probabilities clipped to [1e-7, 1 - 1e-7].
 
-    Probabilities are clipped to [1e-7, 1 - 1e-7].
+    `weights` has the weight of each row and must sum to 1; None weighs all rows equally.
     """
     return mean(log_losses(labels, probabilities), weights)
 
@@ -62,14 +67,16 @@ def brier(labels: Array, probabilities: Array) -> float:
 
 
 def calibration_error(labels: Array, probabilities: Array) -> float:
-    """Return the ECE, mean |probability - share of ones| over 15 equally full bins (Naeini, 2015; Nixon, 2019)."""
+    """Return the expected calibration error (ECE) of probabilities for 0/1 labels (Naeini, 2015; Nixon, 2019).
+
+    It is the mean of |probability - share of ones| over 15 bins with equal numbers of rows, sorted by probability.
+    """
     order = np.argsort(probabilities, kind="stable")
     gap = probabilities[order].astype(np.float64) - labels[order]
     return float(sum(abs(part.sum()) for part in np.array_split(gap, BINS)) / len(gap))
 
 
 def multiclass_metrics(labels: Index, logits: Array) -> dict[str, float]:
-    """Return `log_loss`, `accuracy`, `macro_f1` and `ece` of (n, classes) logits for (n,) classes; NaN without rows."""
     if not len(labels):
         return dict.fromkeys(("log_loss", "accuracy", "macro_f1", "ece"), math.nan)
     predicted = log_softmax(logits).argmax(1)
@@ -82,7 +89,6 @@ def multiclass_metrics(labels: Index, logits: Array) -> dict[str, float]:
 
 
 def multiclass_log_loss(labels: Index, logits: Array) -> float:
-    """Return the mean negative log-likelihood in nats, with probabilities raised to at least 1e-7; NaN without rows."""
     if not len(labels):
         return math.nan
     logs = np.maximum(log_softmax(logits)[np.arange(len(labels)), labels], math.log(1e-7))
@@ -90,7 +96,6 @@ def multiclass_log_loss(labels: Index, logits: Array) -> float:
 
 
 def macro_f1(labels: Index, predicted: Index, classes: int) -> float:
-    """Return the mean F1 of the classes that occur in `labels`; F1 is 2 PR / (P + R) of precision P and recall R."""
     correct = labels[predicted == labels]
     hits, actual, chosen = (np.bincount(part, minlength=classes) for part in (correct, labels, predicted))
     present = actual > 0
@@ -98,7 +103,6 @@ def macro_f1(labels: Index, predicted: Index, classes: int) -> float:
 
 
 def confidence_error(labels: Index, logits: Array) -> float:
-    """Return the mean gap between the likeliest class's probability and the accuracy, in 15 bins (Guo et al., 2017)."""
     logs = log_softmax(logits)
     predicted = logs.argmax(1)
     return calibration_error(predicted == labels, np.exp(logs[np.arange(len(predicted)), predicted]))
@@ -118,7 +122,6 @@ def r2(labels: Array, values: Array) -> float:
 
 
 def correlation(first: Array, second: Array) -> float:
-    """Return Pearson's correlation of two (n,) arrays; NaN if all numbers of one are equal."""
     pair = [part.astype(np.float64) - part.mean(dtype=np.float64) for part in (first, second)]
     # Scale by the largest number so that squares do not overflow.
     largest = [float(np.abs(part).max(initial=0.0)) for part in pair]
@@ -128,28 +131,31 @@ def correlation(first: Array, second: Array) -> float:
     return float((x * y).sum() / math.sqrt(np.square(x).sum() * np.square(y).sum()))
 
 
-def ndcg(relevance: Index, scores: Array, groups: Index, at: int) -> float:
-    """Return the mean over the groups of the normalized discounted cumulative gain (Järvelin and Kekäläinen, 2002).
+def ndcg(relevance: Index, scores: Array, groups: Index, cutoff: int) -> float:
+    """Return the quality of a ranking: the mean over the groups of the normalized discounted cumulative gain.
 
-    The gain of a group is the sum of (2**relevance - 1) / log2(rank + 1) over the `at` rows with the highest scores. It
-    is divided by the gain of the best order. Rows with equal scores share the mean of their gains (McSherry and Najork,
-    ECIR 2008). Groups without a relevant row are skipped; NaN if no group is left.
+    A group has the rows of one query. `relevance`, integers of at least 0, `scores` and `groups`, the number of each
+    row's group, are (n,). The gain of a group is the sum of (2**relevance - 1) / log2(rank + 1) over the `cutoff` rows
+    with the highest scores (Järvelin and Kekäläinen, 2002). It is divided by the gain of the best order. Rows with
+    equal scores share the mean of their gains (McSherry and Najork, ECIR 2008). Groups without a relevant row are
+    skipped; the result is NaN if no group is left.
     """
     gains = np.exp2(relevance.astype(np.float64)) - 1
-    best, reached = (_cumulated(gains, order, groups, at) for order in (gains, scores))
+    best, reached = (_cumulated(gains, order, groups, cutoff) for order in (gains, scores))
     counts = best > 0
     return float((reached[counts] / best[counts]).mean()) if counts.any() else math.nan
 
 
 def chance_ndcg(relevance: Index, groups: Index, at: int) -> float:
-    """Return the `ndcg` that a random order of each group has on average; NaN if no group has a relevant row."""
     return ndcg(relevance, np.zeros(len(relevance)), groups, at)
 
 
 def reciprocal_rank(relevance: Index, scores: Array, groups: Index) -> float:
-    """Return the mean 1 / rank of the first relevant row, over the groups with one; NaN if there is no such group.
+    """Return the quality of a ranking: the mean over the groups of 1 / (rank of the first relevant row).
 
-    Rows with `relevance` above 0 are relevant. Irrelevant rows with the same score rank before a relevant row.
+    A group has the rows of one query. `relevance`, `scores` and `groups`, the number of each row's group, are (n,). A
+    row is relevant if its `relevance` is above 0. Irrelevant rows with the same score rank before it. Groups without a
+    relevant row are skipped; the result is NaN if no group is left.
     """
     numbers = _numbers(groups)
     best = np.full(numbers.max(initial=-1) + 1, -np.inf)
@@ -184,10 +190,14 @@ _ELEMENTS = 1 << 18
 
 
 def agreement(student: Array, teacher: Array) -> dict[str, float]:
-    """Compare (n, c) logits of student and teacher for c classes, or (n,) logits of the second of two classes.
+    """Compare predictions of student and teacher on the same rows, to see how well the student imitates the teacher.
+
+    Args:
+        student: logits of the student, (n, c) for c classes, or (n,) logits of the second of two classes.
+        teacher: logits of the teacher, of the same shape.
 
     Returns:
-        `agreement`, the share of rows for which both choose the same class; the first one on ties. `kl`, the mean of
+        `agreement`, the share of rows for which both choose the same class; the first class on ties. `kl`, the mean of
         KL(teacher || student) in nats, computed in float64.
 
     Raises:
@@ -206,7 +216,7 @@ def agreement(student: Array, teacher: Array) -> dict[str, float]:
 
 
 def cosine(student: Array, teacher: Array) -> float:
-    """Return the mean cosine of the (n, d) embeddings of student and teacher, row by row, in float64.
+    """Return how similar the (n, d) embeddings of student and teacher are: the mean cosine of n pairs, in float64.
 
     Raises:
         DataError: the shapes differ, there are no rows, a number is not finite, or an embedding is zero.
@@ -259,11 +269,16 @@ def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
 def interleaved(
     models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = 5, seconds: float = 2.0
 ) -> dict[str, dict[str, float]]:
-    """Time the models in turn; return `p50_us` and `p99_us`, in microseconds per call, by model name.
+    """Measure the latency of models fairly: call them in turn, so that the machine's load affects all of them alike.
 
-    After a warm-up, each of `rounds` calls each model `calls` times, so the machine's load affects all models alike. A
-    model's result comes from its round with the lowest p99. In each round, the calls of a slow model end after
-    `seconds`, but not before 20 calls.
+    Args:
+        models: maps a model's name to a function without arguments that computes one prediction.
+        calls: maximum number of calls per model in a round.
+        rounds: number of rounds after a short warm-up.
+        seconds: time after which the calls of a slow model in a round end, but not before 20 calls.
+
+    Returns:
+        `p50_us` and `p99_us`, in microseconds per call, by model name, from the model's round with the lowest p99.
     """
     for call in models.values():
         _spent(call, calls // 10, seconds / 10)
@@ -292,5 +307,5 @@ def _quietest(rounds: list[Array]) -> dict[str, float]:
 
 
 def sigmoid(logits: Array) -> Array:
-    """Return the probabilities 1 / (1 + exp(-logit)) of logits, in float64."""
+    """Convert logits to probabilities, 1 / (1 + exp(-logit)), in float64 and without overflow."""
     return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))

@@ -34,18 +34,19 @@ class Slice:
 def worst_slices(
     table: pa.Table, measure: Measure, *, least: int, count: int = 10, higher_is_better: bool = True
 ) -> list[Slice]:
-    """Return the slices in which the student loses most against the teacher, the largest loss first.
+    """Find the groups of test rows (slices) in which the student is worst compared to the teacher, largest loss first.
 
     A text or boolean column has a slice per value. A number column has a slice per quarter of the rows, or fewer slices
     if many rows have the same value. Missing values and NaN form a slice, too. Leaves out a slice if it has all rows,
-    the same rows as an earlier slice, or no finite metric. May include slices where the student is better.
+    the same rows as an earlier slice, or a metric of teacher or student that is not finite. The result may include
+    slices in which the student is better than the teacher.
 
     Args:
-        table: columns of the test rows to slice by.
-        measure: called with ascending row numbers of the table; returns the metric of "teacher", "student" and
-            optionally "control".
+        table: test rows, with the columns to slice by.
+        measure: called with the ascending row numbers of a slice; returns the metric of "teacher" and "student", and
+            optionally of "control".
         least: minimum number of rows in a slice.
-        count: maximum number of slices.
+        count: maximum number of slices in the result.
         higher_is_better: True for metrics like AUC, False for losses.
 
     Raises:
@@ -69,11 +70,11 @@ def worst_slices(
 
 
 def column_slices(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
-    """Split a column into slices of rows with equal values; yield each slice's name and row numbers.
+    """Split a column into slices of rows with equal values, to measure each slice; yield its value and its row numbers.
 
-    The name is the value as text, or None for missing values and NaN. A number column has a slice per quarter of the
-    rows. Leaves out slices with fewer than `least` rows or with all rows. Raises a DataError for a column of another
-    type than text, boolean or number.
+    The value is a text, or None for missing values and NaN. A number column has a slice per quarter of the rows. Leaves
+    out slices with fewer than `least` rows or with all rows. `name` names the column in error messages. Raises a
+    DataError if the column is neither text, boolean nor number.
     """
     values, codes = encode_column(name, column)
     order = np.argsort(codes, kind="stable")
@@ -84,10 +85,11 @@ def column_slices(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tu
 
 
 def encode_column(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
-    """Encode a column as categories; return their names, and the index of each row's category, int64 (n,).
+    """Encode a column as categories; return the category names, and the index of each row's category, int64 (n,).
 
-    Numbers become quarters of the rows. The last name is None, for missing values and NaN. Raise a DataError if the
-    column is not text, boolean or number.
+    A category is a value of the column, or a quarter of the rows for numbers. The last name is always None, for missing
+    values and NaN. `name` names the column in error messages. Raises a DataError if the column is neither text, boolean
+    nor number.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

@@ -37,12 +37,20 @@ def accept(
     run: Run,
     max_sizes: Mapping[str, int] | None = None,
 ) -> Accepted:
-    """Check a model file against its student; return the file with its manifest entry and golden outputs.
+    """Check a model file against its student before it is packaged; return its manifest entry and golden outputs.
 
-    `file` is a name such as "model.int8.ort", `run` runs the file, and `max_sizes` has the maximum of each dynamic
-    size. Raise a ParityFailed if the file differs too much from the student. Raise a GateFailed if its metrics miss a
-    gate such as "student.auc"; gates on other figures are not checked. Raise a ConfigurationError if the task's
-    `expected` lacks an output of the graph.
+    Args:
+        reference: student and the outputs that the file must match.
+        limits: largest differences allowed.
+        file: name of the file, such as "model.int8.ort".
+        model: content of the file.
+        run: maps inputs to outputs by running the file.
+        max_sizes: maximum of each dynamic dimension of the file's inputs, by the dimension's name.
+
+    Raises:
+        ParityFailed: the outputs differ too much from the student's.
+        GateFailed: the file's metrics miss a gate such as "student.auc". Gates on other figures are not checked.
+        ConfigurationError: the task's `expected` lacks an output of the file.
     """
     task, (part, precision, suffix) = reference.task, file.split(".", 2)
     core = part == CORE
@@ -67,7 +75,6 @@ def accept(
 
 
 def require_parity(file: str, limits: ParityLimits, precision: str, deviations: Sequence[Deviation]) -> None:
-    """Raise a ParityFailed if one of `deviations`, the file's differences from the student, exceeds its limit."""
     far = max(deviations, key=lambda each: each.share)
     if far.share <= 1:
         return
@@ -109,10 +116,18 @@ def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> li
 def fastest_within_budget(
     models: Mapping[str, bytes], row: Feeds, sizes: Mapping[str, int], profile: ServingProfile
 ) -> Measured:
-    """Return the cost of the ORT model with the lowest p50; raise a GateFailed that lists all exceeded budgets.
+    """Find the precision with the lowest median latency, and check it against the budgets of the serving profile.
 
-    Times the prediction of `row` in all models alternately, and starts a fresh process to measure memory and load time.
-    `models` and `sizes` are by precision; a size is the bytes of a package with only that precision.
+    Times all models in turn on the prediction of `row`, and starts a fresh process to measure memory and load time.
+
+    Args:
+        models: content of the ORT file of each precision.
+        row: inputs of one prediction.
+        sizes: bytes of a package with only this precision, by precision.
+        profile: threads and budgets.
+
+    Raises:
+        GateFailed: a budget is exceeded; the message lists all of them.
     """
     candidates = {precision: Candidate(model, profile.threads) for precision, model in models.items()}
     times = interleaved({name: candidate.call(row) for name, candidate in candidates.items()}, calls=2000)
@@ -137,10 +152,6 @@ def fastest_within_budget(
 
 
 def int8_advice(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
-    """Time `row` in the fp32 and INT8 models; return why INT8 is not worth serving here, as advice to the user.
-
-    Return "" if INT8 is smaller and not slower, or if a model is missing.
-    """
     if not models.keys() >= {"fp32", "int8"}:
         return ""
     times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)

@@ -13,7 +13,7 @@ from isthmus.distill.onnx.footprint import Footprint, footprint
 from isthmus.distill.onnx.runtime import Run, ask, predict, session
 from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Case, Task
-from isthmus.distill.types import Answers, Array, Index, inlier_mask, spread
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced, inlier_mask
 from isthmus.features.errors import ConfigurationError, PackageError, Problem
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import Package
@@ -60,7 +60,7 @@ class ParityLimits:
         tolerances = task.tolerances(student)
         if tolerances is not Task.tolerance:
             return cls(task, tolerances, {})
-        batches = task.graph_batches(rows[spread(len(rows), SCALE_ROWS)])
+        batches = task.graph_batches(rows[evenly_spaced(len(rows), SCALE_ROWS)])
         answers = [task.case(student, batch).expected for batch in batches]
         scales = {}
         for name in answers[0]:
@@ -92,7 +92,6 @@ class ParityLimits:
         return f"the tolerance of this kind of task in {precision}"
 
     def tolerance_line(self, precision: str, difference: float) -> str:
-        """Return the Python line with which a user's own task accepts `difference`; "" for a built-in task."""
         if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(difference):
             return ""
         largest = {name: self.largest(name) for name in self.tolerances} | {precision: 1.2 * difference}
@@ -122,11 +121,19 @@ class StudentReference:
     def compare(
         self, run: Run, limits: ParityLimits, precision: str, *, core: bool = False
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
-        """Run a model file on the golden cases and the sample cases, and compare its outputs with the student's.
+        """Run a model file on the golden cases and further cases, and compare its outputs with the student's.
 
-        Return the file's outputs of the golden cases, and the largest deviation of each output in each case. `core` is
-        True if the file is only the numeric part of the graph: then `run` gets `Case.core` instead of `Case.feeds`.
-        Raise a ConfigurationError if the task's `expected` lacks an output.
+        Args:
+            run: maps inputs to outputs by running the file.
+            limits: largest differences allowed; a larger difference does not raise an error here.
+            precision: precision of the file, which selects the limit.
+            core: True if the file has only the numeric part of the graph and takes `Case.core` instead of `Case.feeds`.
+
+        Returns:
+            The file's outputs for the golden cases, and the largest deviation of each output in each case.
+
+        Raises:
+            ConfigurationError: the task's `expected` lacks an output of the file.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]
@@ -143,7 +150,7 @@ class StudentReference:
 
 
 def sample_cases(task: Task, student: nn.Module, rows: Index) -> list[Case]:
-    sample = rows[spread(len(rows), task.compared)]
+    sample = rows[evenly_spaced(len(rows), task.compared)]
     return [task.numbered_case(student, batch) for batch in task.graph_batches(sample)]
 
 

@@ -84,10 +84,19 @@ def export(
     settings: DecodingSettings,
     progress: Progress = silent,
 ) -> DecodingReport:
-    """Write the package of a model to `packages/<name>-<digest>`. The same model gives the same bytes.
+    """Write the package of a language model to `packages/<name>-<digest>`, to generate text on servers and devices.
 
-    Converts `model` to float32 in place and switches it to eval mode. Leaves out int8, int4 or ExecuTorch files that
-    differ too much from the model. Writes nothing in the cases below.
+    The same model gives the same bytes. Converts `model` to float32 in place and switches it to eval mode. Leaves out
+    int8, int4 or ExecuTorch files that differ too much from the model. Writes nothing if one of the errors below is
+    raised.
+
+    Args:
+        model: language model.
+        tokenizer: content of its `tokenizer.json`.
+        packages: folder for packages.
+        origin: name of the package, and the contract, student and training set from which the model comes.
+        settings: precisions, golden prompts and limits.
+        progress: called with a line of text and the finished share, 0 to 1.
 
     Raises:
         ConfigurationError: model, tokenizer or settings cannot be exported or do not match, or ExecuTorch is requested
@@ -130,11 +139,6 @@ class TextFiles:
         self._tensors: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] = ((), ())
 
     def accept(self, progress: Progress = silent) -> None:
-        """Convert the model to all files, compare them with it, and fill `accepted`, `content` and `left_out`.
-
-        Also check the gates of files below fp32. An ExecuTorch file runs in a child process. Raise a GateFailed if no
-        file agrees with the model, or if an ONNX Runtime file in fp32 does not.
-        """
         precisions = self._settings.precisions
         progress("read", 0.1)
         for place, precision in enumerate(precisions):
@@ -180,7 +184,9 @@ class TextFiles:
         try:
             made = converted_decoder(self._writer.network)
             with run_program(ExecuTorchProgram, made, *self._tensors) as run:
-                compared = self._reference.compare_run(DECODER, "fp32", run, len(made.model), self._settings, part=1)
+                compared = self._reference.compare_run(
+                    DECODER, "fp32", run, len(made.model), self._settings, max_tokens_per_call=1
+                )
         except GateFailed as error:
             self.left_out[DECODER] = str(error)
             return

@@ -6,7 +6,7 @@ import onnx
 
 from isthmus.distill.onnx.quantize import quantize
 from isthmus.distill.tasks.task import Case, Task
-from isthmus.distill.types import in_batches, spread
+from isthmus.distill.types import evenly_spaced, in_batches
 
 CALIBRATION_ROWS = 2048
 
@@ -15,12 +15,11 @@ CALIBRATION_BYTES = 256 << 20
 
 
 def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequence[Case]) -> bytes:
-    """Convert a graph to ONNX bytes in "fp32" or "int8"; training rows and the cases `edges` set the int8 ranges."""
     if precision == "fp32":
         return bytes(model.SerializeToString(deterministic=True))
     train = task.material.parts.train
     size = sum(tensor.nbytes for tensor in task.feeds(train[:1]).values())
     count = min(CALIBRATION_ROWS, max(task.at_once, CALIBRATION_BYTES // max(1, size)))
-    rows = train[spread(len(train), count)]
+    rows = train[evenly_spaced(len(train), count)]
     calibration = [task.feeds(batch) for batch in in_batches(rows, task.at_once)]
     return quantize(model, [*calibration, *(case.feeds for case in edges)], task.quantized)

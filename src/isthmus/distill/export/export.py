@@ -96,15 +96,25 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
 ) -> ExportReport:
     """Write the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
 
-    Leaves out a file that differs too much from the student, or whose metrics miss a gate such as "student.auc". Reads
-    teacher outputs from `cache` and adds missing ones. Child processes run other runtimes and measure memory. `device`
-    describes the features that a device stores; with it, the package has the source code of the clients.
+    Leaves out a model file that differs too much from the student, or whose metrics miss a gate such as "student.auc".
+    Starts child processes to run other runtimes and to measure memory. Writes nothing if one of the errors below is
+    raised.
 
-    Raises, without writing a package:
-    * ConfigurationError: a declared runtime is not installed, or the task lacks the precision of `profile`.
-    * ContractMismatch: contract, training set, declaration or reporting code changed since the training.
-    * DataError: the student cannot be read.
-    * GateFailed: fp32 differs from the student, or the file to serve differs or misses a gate or a budget.
+    Args:
+        material: declaration and training set of the student.
+        model_folder: folder of the student, as `distill` wrote it.
+        packages: folder for packages.
+        contract: schema of all features as plain data, which the package contains.
+        profile: precision, threads and budgets for serving.
+        cache: folder with stored outputs of teachers; missing outputs are added.
+        device: describes the features that a device stores. With it, the package has the source code of the clients.
+        progress: called with a line of text and the finished share, 0 to 1.
+
+    Raises:
+        ConfigurationError: a declared runtime is not installed, or the task lacks the precision of `profile`.
+        ContractMismatch: contract, training set, declaration or reporting code changed since the training.
+        DataError: the student cannot be read.
+        GateFailed: fp32 differs from the student, or the file to serve differs or misses a gate or a budget.
     """
     started = time.perf_counter()
     require_runtimes(material.declaration)

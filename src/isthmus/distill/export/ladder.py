@@ -44,11 +44,9 @@ class Ladder:
 
     @property
     def broken(self) -> Rung | None:
-        """The first form of the student (graph or model file) that fails or differs too much from torch, if any."""
         return next((rung for rung in self.rungs if rung.holds is False), None)
 
     def require(self) -> None:
-        """Raise a GateFailed if a form of the student (graph or model file) fails or differs too much from torch."""
         if (rung := self.broken) is not None:
             raise GateFailed(
                 f"{self.package.name}: {rung.form} in {rung.runtime}", rung.outcome,
@@ -69,12 +67,14 @@ class Ladder:
 def compare_forms(
     material: Material, package: Package, model_folder: Path, runtimes: Mapping[str, Callable[[], Runtime]]
 ) -> Ladder:
-    """Run the golden cases in each form of a student (graph and files), and compare the outputs with torch's.
+    """Find the first conversion that changes a student's outputs: run its graph and model files on the golden cases.
 
-    Each form is a rung (an entry) of the result, even if it differs too much: `Ladder.require` raises an error for it.
-    `runtimes` has functions that create each runtime just before its use. A runtime that is not installed gives a rung
-    whose `holds` is None. Raise a PackageError if the package is not from this student or has other golden cases. Raise
-    a ContractMismatch if training set or declaration changed, and a DataError if the student cannot be read.
+    The result has a rung (an entry) for each form of the student. A form that differs too much from torch raises no
+    error here; `Ladder.require` raises it. `runtimes` maps a runtime's name to a function that creates it. If the
+    runtime is not installed, `holds` of its rung is None. `model_folder` is the folder of the trained student.
+
+    Raises a PackageError if the package is not from this student or has other golden cases. Raises a ContractMismatch
+    if training set or declaration changed, and a DataError if the student cannot be read.
     """
     manifest, trained = package.manifest, restore(material, model_folder)
     golden, cases = read_golden(package), trained.task.cases(trained.student)

@@ -49,7 +49,6 @@ def contents(
 
 
 def xctest(manifest: Manifest) -> Mapping[str, str]:
-    """Return a Swift test that runs the golden cases in Core ML, as {file name: code}; {} without a Core ML file."""
     if (variant := _of_format(manifest, "mlpackage")) is None:
         return {}
     package = variant.file.partition(".mlpackage")[0]
@@ -61,7 +60,6 @@ def _of_format(manifest: Manifest, suffix: Format) -> Variant | None:
 
 
 def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write the files from `contents` to `packages/<name>-<digest>`, read them as a check, and return that folder."""
     target = packages / f"{name}-{hashlib.sha256(files[SUMS]).hexdigest()[:12]}"
 
     def write(folder: Path) -> None:
@@ -77,7 +75,6 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Return the bytes of a package with one `precision`, without README, client sources and other precisions."""
     return sum(
         len(content)
         for name, content in files.items()

@@ -12,7 +12,7 @@ from isthmus.distill.restore import restore
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.samples import take
 from isthmus.distill.tasks.task import Case, Material
-from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced
 from isthmus.features.errors import PackageError
 from isthmus.features.types import Float64, Int64
 from isthmus.features.values.arrow import micros
@@ -71,18 +71,15 @@ class Parity:
 
     @property
     def rows(self) -> int:
-        """Number of rows that a complete comparison runs through each file: at most all rows of the training set."""
         return min(int(self._task.compared), int(self._table.num_rows))
 
     @property
     def slow_runtime_rows(self) -> int:
-        """Number of rows to compare in a slow runtime, fewer if rows are large; at most `rows`."""
         row = sum(tensor.nbytes for tensor in self._task.feeds(np.zeros(1, np.int64)).values())
         return min(self.rows, max(LEAST, BYTES // max(row, 1)))
 
     def sample(self, count: int) -> ParityRows:
-        """Run the student on up to `count` rows, spread over the training set; return rows and outputs."""
-        rows, inputs = spread(self._table.num_rows, count), self._inputs
+        rows, inputs = evenly_spaced(self._table.num_rows, count), self._inputs
         labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
         cases = []
         for batch in self._task.graph_batches(rows):
@@ -92,33 +89,45 @@ class Parity:
         return ParityRows(cases, [*map(str, labels)], times)
 
     def device_rows(
-        self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
+        self, offline: Mapping[str, Values], device_values: Mapping[str, Values], names: Sequence[str], event_time: int
     ) -> tuple[ParityRows, Index]:
-        """Return rows with a device's inputs and the student's outputs, to check a package as a device runs it.
+        """Return rows to check a package with the feature values that a device stores, and the outputs to expect.
 
-        `fed` has the device's values for each input of the package. `offline` has the values they must equal, from
-        which the student computes the outputs. `names` label the rows, and `at` is their event time in microseconds.
-        Leave out rows that a request transform rejects, and also return the indexes of the remaining rows in `fed`.
-        Only for models that predict from rows.
+        Leaves out rows that a request transform rejects, and also returns the indexes of the remaining rows in
+        `device_values`. Works only for models that predict from rows of features.
+
+        Args:
+            offline: values of the offline store, a column per input, from which the student computes the expected
+                outputs.
+            device_values: values that the device stores, a column per input, which the package gets as inputs.
+            names: name of each row, for messages.
+            event_time: event time of all rows, in microseconds since 1970 UTC.
         """
         _, refused = self._task.material.request_inputs.complete(offline)
         places = np.flatnonzero(~refused)
-        raw = take(fed, places)
+        raw = take(device_values, places)
         case = self._fed(self._task.raw_case(self._student, raw), raw)
         expected = self._task.raw_case(self._student, take(offline, places)).expected
         labels = [names[place] for place in places.tolist()]
-        return ParityRows([replace(case, expected=expected)], labels, [at] * len(places)), places
+        return ParityRows([replace(case, expected=expected)], labels, [event_time] * len(places)), places
 
     def _fed(self, case: Case, raw: Mapping[str, Values]) -> Case:
         core = case.core if self._head is None else self._head.feeds(raw).tensors
         return replace(case, feeds=feeds(self._inputs, raw), core=core)
 
     def check(self, variant: Variant, ask: Ask, *samples: ParityRows, golden: bool = True) -> FeatureVerdict:
-        """Run a model file with `ask`, and compare its outputs with the student's; return a verdict.
+        """Run a model file on some rows, and return a verdict that compares its outputs with the student's.
 
-        Compares the rows in `samples` and, if `golden`, the outputs that the package records for the golden cases. The
-        limit is the task's tolerance, whatever the manifest states. In each row, the number counts that most exceeds
-        its limit. Raises a PackageError if the file does not answer.
+        In a row with several outputs, the verdict counts the number that most exceeds its limit.
+
+        Args:
+            variant: manifest entry of the file.
+            ask: runs the file on a list of cases and returns its outputs.
+            samples: rows with the student's outputs.
+            golden: True to also compare the golden cases, with the outputs that the package records.
+
+        Raises:
+            PackageError: the file does not answer.
         """
         cases = [case for part in samples for case in part.cases]
         expected: list[Answers] = [case.expected for case in cases]
@@ -141,11 +150,12 @@ class Parity:
         return compare(places, left, right, Float64, allowed, times)
 
     def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
-        """Continue the golden prompts with each ONNX Runtime file, and compare the tokens; return a verdict per file.
+        """Check that each ONNX Runtime file of a language model generates the right tokens; return a verdict per file.
 
-        In fp32, the tokens must equal the student's in torch. In lower precisions, they must equal the tokens that the
-        package records. A file fails if it cannot run or if the package has other prompts. Keys are "<file> behind
-        prompts"; {} if the student is not a language model.
+        Each file continues the golden prompts. In fp32, the tokens must equal the student's in torch. In lower
+        precisions, they must equal the tokens that the package records. A file fails if it cannot run, or if the
+        prompts in the package are not the student's. The keys are "<file> behind prompts". Returns {} if the student is
+        not a language model.
         """
         writer = self._task.writer(self._student)
         if writer is None:
@@ -177,7 +187,6 @@ class Parity:
         return compared
 
     def unanswered_verdict(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
-        """Return a failed verdict for a file that gave no outputs: all rows in `samples` differ. `problem` says why."""
         return self._unanswered(variant, problem, max(1, sum(map(len, samples))))
 
     def _unanswered(self, variant: Variant, problem: str, count: int = 1) -> FeatureVerdict:

@@ -85,7 +85,7 @@ class Causal:
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
 
     def identity(self) -> dict[str, Any]:
-        """Return all values that determine the weights of the student: every attribute except `decoding`."""
+        """Return every attribute except `decoding`, to identify a student: if one changes, a new training is needed."""
         values = asdict(self)
         del values["decoding"]
         return values
@@ -96,7 +96,7 @@ class Causal:
 
     @property
     def effective_beta(self) -> float:
-        """The divergence as a number: 0 for "forward" KL, 1 for "reverse" KL, `beta` for "jsd" (Jensen-Shannon)."""
+        """The `beta` that the loss `generalized` gets: 0 for "forward" KL, 1 for "reverse" KL, `beta` for "jsd"."""
         return {"forward": 0.0, "reverse": 1.0, "jsd": self.beta}[self.divergence]
 
     @property
@@ -109,11 +109,17 @@ class Causal:
         return tuple(name for name in names if name is not None and FUNCTION.fullmatch(name))
 
     def with_base_rate(self, settings: TrainingSettings) -> TrainingSettings:
-        """Replace the learning rate in `settings` by `base_rate` * `rate_share`; keep it if `base_rate` is None."""
+        """Return training settings with the learning rate `base_rate` * `rate_share`; unchanged if `base_rate` is None.
+
+        A base is trained further with a small share of its original learning rate.
+        """
         return settings if self.base_rate is None else replace(settings, learning_rate=self.base_rate * self.rate_share)
 
     def problems(self, where: str, gates: tuple[str, ...]) -> list[Problem]:
-        """Return a problem for each invalid value; `gates` has the metrics that have a gate in the distillation."""
+        """Check all attributes, when a project is loaded; return a problem for each invalid value, [] if all are valid.
+
+        `where` names the declaration in the messages. `gates` has the names of the metrics that have a gate.
+        """
         if wrong := type_problems(self, f"{where}: "):
             return wrong
         distilled = self.teacher is not None
@@ -171,7 +177,10 @@ class Causal:
         return [replace(problem, where=f"{where}: decoding: {problem.where}") for problem in problems]
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the label of the spine (the table of training examples) is not of type Int64."""
+        """Return a problem if the label column of the spine (the table of training examples) is not of type Int64.
+
+        `where` names the declaration in the message.
+        """
         name, dtype = spine.label.name, spine.label.dtype
         if dtype == Int64:
             return []

@@ -9,10 +9,11 @@ from isthmus.distill.shapes import check_tensors, floats, to_float32
 
 
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
-    """Return the hinge loss of the discriminator (Lim and Ye, 2017, arXiv:1705.02894).
+    """Return the hinge loss that trains a discriminator to tell outputs of the teacher from outputs of the student.
 
-    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake). `real` has the discriminator's scores of the teacher's
-    outputs, and `fake` of the student's. Detach the student's outputs first, or the student gets a gradient, too.
+    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake) (Lim and Ye, 2017, arXiv:1705.02894). `real` has the
+    discriminator's scores for outputs of the teacher, and `fake` its scores for outputs of the student. Detach the
+    student's outputs before scoring them; otherwise this loss also trains the student.
     """
     check_tensors("hinge discriminator", real=floats(real, "..."))
     check_tensors("hinge discriminator", fake=floats(fake, "..."))
@@ -20,7 +21,10 @@ def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def hinge_generator(fake: Tensor) -> Tensor:
-    """Return the student's hinge loss: minus the mean of `fake`, its discriminator scores (Lim and Ye, 2017)."""
+    """Return the hinge loss that trains a student to make its outputs look like the teacher's (Lim and Ye, 2017).
+
+    The loss is minus the mean of `fake`, the discriminator's scores for outputs of the student.
+    """
     check_tensors("hinge generator", fake=floats(fake, "..."))
     return -to_float32(fake).mean()
 
@@ -62,7 +66,11 @@ class Adversarial(nn.Module):
         self.discriminator = discriminator
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the student's loss; its backward pass also gives the discriminator the gradient of its own loss."""
+        """Return the loss of the student on a batch; its backward pass also trains the discriminator.
+
+        The value is the student's loss alone. The discriminator gets the gradient of its own loss. `student` and
+        `teacher` are outputs for the same rows, in the shape that the discriminator takes.
+        """
         student, teacher = to_float32(student), to_float32(teacher.detach())
         constants = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
         generating = hinge_generator(functional_call(self.discriminator, constants, (student,)))

@@ -10,25 +10,27 @@ from isthmus.features.errors import Problem
 
 
 def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the mean of 1 - cos(s, t), from 0 to 2 (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
+    """Return the mean of 1 - cos(s, t), from 0 to 2, so that embeddings of the student point where the teacher's do.
 
-    s and t are (..., width) embeddings of student and teacher. `mask`, bool (...), is True for the embeddings that
-    count; None means all. The loss is 0 if the mask has no True. The cosine with a zero vector is 0.
+    s and t are the (..., width) embeddings of student and teacher; DistilBERT uses this loss (Sanh et al., 2019,
+    arXiv:1910.01108). `mask`, bool (...), is True for the embeddings that count; None means all. The loss is 0 if the
+    mask has no True. The cosine with a zero vector is 0.
     """
     check_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
 
 
 def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
-    """Return the divergence of the similarities within a batch (Passalis and Tefas, 2018, arXiv:1803.10837).
+    """Return how much the similarities within a batch differ between student and teacher, whose widths may differ.
 
-    As in SEED (Fang et al., 2021, arXiv:2101.04731), similarities are the softmax of cosines. With c_ij the cosine of
-    the embeddings i and j of one model, the loss is the mean over i of::
+    Used to distill embeddings without a projection (Passalis and Tefas, 2018, arXiv:1803.10837; SEED, Fang et al.,
+    2021, arXiv:2101.04731). With c_ij the cosine of the embeddings of rows i and j in one model, the loss is the mean
+    over i of::
 
         KL over j ≠ i of (softmax(teacher's c_ij / T) ‖ softmax(student's c_ij / T))
 
-    The embeddings are (batch, width), with at least three rows; the models may have different widths. T, the
-    temperature, is usually below 0.1, since cosines differ by little. The loss has no factor T².
+    The embeddings are (batch, width), with at least three rows. T is `temperature`, usually below 0.1, since cosines
+    differ by little. The loss has no factor T².
     """
     check_tensors(
         "similarities",

@@ -45,7 +45,9 @@ class HiddenStates(nn.Module):
     def forward(
         self, student: Sequence[Tensor], teacher: Sequence[Tensor] | Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Return the loss of a batch; 0 if `mask` has no True. The teacher's states get no gradient.
+        """Return the distance of the student's hidden states from the teacher's on a batch; 0 if `mask` has no True.
+
+        The teacher's states get no gradient.
 
         Args:
             student: all of the student's states, each (..., width), for example (batch, tokens, width).

@@ -28,10 +28,11 @@ LEAST_PROBABILITY = 2.0**-24
 
 
 def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> Tensor:
-    """Return the cross entropy with the labels: the mean of -log softmax(student)[label]; 0 if no label counts.
+    """Return the cross entropy with true labels, to train a classifier: the mean of -log softmax(student)[label].
 
-    The logits are (..., classes), the labels (...) integers below the number of classes. The label `ignored` does not
-    count. Raises a ConfigurationError if types, shapes or labels do not fit.
+    `student` has logits, (..., classes), and `labels` integers below the number of classes, (...). Elements whose label
+    equals `ignored` do not count; the loss is 0 if no element counts. Raises a ConfigurationError if types, shapes or
+    labels do not fit.
     """
     where = "hard targets"
     check_tensors(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
@@ -41,10 +42,11 @@ def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> 
 
 
 def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the binary cross entropy: the mean of -y log p - (1 - y) log(1 - p), with p = sigmoid(s).
+    """Return the cross entropy with 0/1 labels, to train a binary classifier.
 
-    The logits s of the second class and the labels y, floats from 0 to 1, are (...). `mask`, bool (...), is True for
-    the elements that count; None means all. Raises a ConfigurationError if types or shapes do not fit.
+    The loss is the mean of -y log p - (1 - y) log(1 - p). p is sigmoid(student), with `student` the logits of the
+    second class, in any shape. The labels y are floats from 0 to 1 in the same shape. `mask`, bool in the same shape,
+    is True for the elements that count; None means all. Raises a ConfigurationError if types or shapes do not fit.
     """
     where = "binary hard targets"
     check_tensors(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))
@@ -53,12 +55,12 @@ def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None 
 
 
 def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """Return the divergence from the teacher's softened probabilities (Hinton et al., 2015, arXiv:1503.02531).
+    """Return the divergence of a student from the teacher's softened probabilities, the usual loss of a distillation.
 
-    The loss is the mean of T² KL(softmax(t / T) ‖ softmax(s / T)), with the temperature T. The logits s of the student
-    and t of the teacher are (..., classes) and finite. The factor T² keeps the gradient's size when T changes. `mask`,
-    bool (...), is True for the rows of logits that count; None means all. Raises a ConfigurationError if types or
-    shapes do not fit.
+    The loss is the mean of T² KL(softmax(t / T) ‖ softmax(s / T)), with T the temperature (Hinton et al., 2015,
+    arXiv:1503.02531). The logits s of the student and t of the teacher are (..., classes) and finite. The factor T²
+    keeps the gradient's size when T changes. `mask`, bool (...), is True for the rows of logits that count; None means
+    all. Raises a ConfigurationError if types or shapes do not fit.
     """
     problem = positive("temperature", temperature)
     check_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
@@ -67,10 +69,11 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
 
 
 def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """Return the loss `soft_targets` for two classes, from finite logits (...) of the second class.
+    """Return the loss `soft_targets` for two classes, from the logits of the second class alone.
 
-    A probability is sigmoid(logit / temperature). `mask`, bool (...), is True for the elements that count; None means
-    all. Raises a ConfigurationError if types or shapes do not fit.
+    The logits of student and teacher are (...) and finite. A probability is sigmoid(logit / temperature). `mask`, bool
+    (...), is True for the elements that count; None means all. Raises a ConfigurationError if types or shapes do not
+    fit.
     """
     check_pair("binary soft targets", "...", student, teacher, mask=booleans(mask, "..."))
     two = [torch.stack([torch.zeros_like(logits), logits], -1) for logits in (student, teacher)]
@@ -80,10 +83,10 @@ def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float,
 def top_k_targets(
     student: Tensor, probabilities: Tensor, indexes: Tensor, *, temperature: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Return the loss `soft_targets`, computed from a teacher's k largest probabilities only.
+    """Return the loss `soft_targets` if only the k largest probabilities of the teacher were stored.
 
-    Let p_i = softmax(t / T)_i be the teacher's probabilities of the classes i in K, k of n classes. The missing mass
-    r = max(0, 1 - Σ p_i) is spread evenly over the n - k other classes; r is 0 if k = n. (Tan et al., ICLR 2019,
+    Let p_i = softmax(t / T)_i be the teacher's probabilities of the classes i in K, k of n classes. The missing mass r
+    = max(0, 1 - Σ p_i) is spread evenly over the n - k other classes; r is 0 if k = n. (Tan et al., ICLR 2019,
     arXiv:1902.10461, instead scale the p_i up to a sum of 1.) The loss is the mean over the rows of logits of::
 
         T² Σ_i q_i (log q_i - log softmax(s / T)_i)
@@ -112,16 +115,17 @@ def top_k_targets(
 def generalized(
     student: Tensor, teacher: Tensor, *, beta: float, temperature: float = 1.0, mask: Tensor | None = None
 ) -> Tensor:
-    """Return a divergence between the forward and the reverse KL (GKD, Agarwal et al., ICLR 2024, arXiv:2306.13649).
+    """Return a divergence between forward and reverse KL; with a high `beta`, the student favors likely classes.
 
-    Let p = softmax(t / T) be of the teacher, q = softmax(s / T) of the student, and m = beta p + (1 - beta) q. The loss
-    is the mean of::
+    Let p = softmax(t / T) be the teacher's probabilities, q = softmax(s / T) the student's, T the temperature, and m =
+    beta p + (1 - beta) q. The loss (GKD, Agarwal et al., ICLR 2024, arXiv:2306.13649) is the mean of::
 
         T² KL(p ‖ q)                                       beta = 0: `soft_targets`, which covers all of p
         T² KL(q ‖ p)                                       beta = 1: the reverse (MiniLLM, 2023, arXiv:2306.08543)
         T² (beta KL(p ‖ m) + (1 - beta) KL(q ‖ m))         between: the generalized Jensen-Shannon divergence
 
-    Logits s and t are (..., classes) and finite. `mask`, bool (...), is True for the rows that count; None means all.
+    The logits s (`student`) and t (`teacher`) are (..., classes) and finite. `mask`, bool (...), is True for the rows
+    that count; None means all.
     """
     problems = positive("temperature", temperature), _share("beta", beta)
     check_pair("generalized targets", "... classes", student, teacher, *problems, mask=booleans(mask, "..."))
@@ -138,13 +142,19 @@ def top_k_tail(
     temperature: float = 1.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return a divergence over k + 1 classes: the teacher's k largest probabilities, and the tail of all other classes.
+    """Return the loss `generalized` if only the k largest probabilities of the teacher were stored.
 
-    `beta` selects the divergence, as in `generalized`: 0 for forward KL, 1 for reverse KL. The loss does not constrain
-    the order within the tail; `top_k_targets` instead spreads the tail's probability evenly. With k = n there is no
-    tail. Probabilities are raised to at least 2^-24, as 0 would make the reverse KL infinite. `student` has logits,
-    (..., n). `probabilities`, at the same temperature, and their classes `indexes` are (..., k). `mask`, bool (...), is
-    True for the rows that count; None means all.
+    All other classes count as a single class, the tail. The loss does not constrain the order within the tail, while
+    `top_k_targets` spreads the tail's probability evenly. Probabilities are raised to at least 2^-24, as 0 would make
+    the reverse KL infinite.
+
+    Args:
+        student: (..., n) finite logits.
+        probabilities: (..., k) teacher probabilities at the same temperature. With k = n there is no tail.
+        indexes: (..., k) integers, the class of each probability.
+        beta: 0 for forward KL, 1 for reverse KL, or a value between, as in `generalized`.
+        temperature: temperature T of both models; the loss has the factor T².
+        mask: bool (...), True for the rows that count; None for all.
     """
     in_k = _in_k("top-k targets with a tail", student, probabilities, indexes, temperature, mask, _share("beta", beta))
     classes, k = student.shape[-1], indexes.shape[-1]
@@ -159,7 +169,6 @@ def top_k_tail(
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...)."""
     logs, wanted = log_softmax(student, -1), log_softmax(teacher.detach(), -1)
     return kl_div(logs, wanted, reduction="none", log_target=True).sum(-1)
 

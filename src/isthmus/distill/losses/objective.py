@@ -106,14 +106,21 @@ class Term(nn.Module):
         return any(source.startswith("teacher.") for source in self.arguments.values())
 
     def weight_at(self, progress: float) -> float:
-        """Return the weight at `progress`, the finished share of training; raise a ConfigurationError if not finite."""
+        """Return the weight of this loss at a moment of the training; `progress` is the finished share, 0 to 1.
+
+        Raises a ConfigurationError if the weight is not finite.
+        """
         weight = self.weight(progress) if callable(self.weight) else self.weight
         if not math.isfinite(weight):
             raise ConfigurationError("weight", [Problem(f"at progress {progress}", repr(weight), "a finite number")])
         return weight
 
     def forward(self, student: Outputs, teacher: Outputs, labels: Any) -> Tensor:
-        """Return a batch's unweighted loss; raise a ConfigurationError if outputs or required labels are missing."""
+        """Return the unweighted loss of a batch, from the outputs of student and teacher, by key, and the labels.
+
+        Raises a ConfigurationError if an output that this loss uses is missing, or if it uses labels and `labels` is
+        None.
+        """
         values, problems = {}, []
         for name, source in self.arguments.items():
             party, _, key = source.partition(".")
@@ -163,22 +170,27 @@ class Objective(nn.Module):
         return any(term.asks_teacher for term in self.terms.values())
 
     def without_teacher(self) -> "Objective | None":
-        """Return an objective of the terms that use no teacher, to train the control; None if all terms use it."""
+        """Return an objective of the losses that do not use the teacher, to train the control; None if all use it."""
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
 
     def require_weight(self, steps: int, where: str) -> None:
-        """Raise a ConfigurationError if all weights are 0 at one of `steps` steps, or if a weight is not finite."""
+        """Check before training that at least one loss has a weight other than 0 at each step.
+
+        `steps` is the number of training steps, and `where` names the declaration in error messages. Raises a
+        ConfigurationError if all weights are 0 at a step, or if a weight is not finite.
+        """
         for step in range(steps):
             if not any(term.weight_at(step / steps) for term in self.terms.values()):
                 problem = Problem(f"weight of {', '.join(self.terms)}", f"0 at step {step + 1} of {steps}", "not 0")
                 raise ConfigurationError(where, [problem], remedy="give a term a weight at every step")
 
     def check(self, student: Outputs, teacher: Outputs, labels: Any = None) -> None:
-        """Compute every term once, without gradients, to find errors before the first step.
+        """Compute every loss once on a batch, without gradients, to find errors before the training starts.
 
-        Raises a ConfigurationError that lists outputs that are missing or do not fit, losses that raise an error, and
-        losses that are not scalars. An error because memory is full is raised unchanged.
+        `student` and `teacher` are their outputs by key. Raises a ConfigurationError that lists outputs that are
+        missing or do not fit, losses that raise an error, and losses that are not scalars. An out-of-memory error is
+        raised unchanged.
         """
         problems = []
         for name, term in self.terms.items():
@@ -205,15 +217,20 @@ class Objective(nn.Module):
     def forward(
         self, student: Outputs, teacher: Outputs, labels: Any, progress: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the total of a batch, and each term's unweighted value, detached, for logs.
+        """Return the weighted sum of all losses of a batch, to minimize it, and each unweighted loss by name, for logs.
 
-        A term with weight 0 is not computed and has no value. Waits for a GPU to check the total. `progress` is the
-        finished share of training, 0 to 1.
+        A loss with weight 0 is not computed and has no value. Waits for a GPU to check that the sum is finite.
+
+        Args:
+            student: outputs of the student by key.
+            teacher: outputs of the teacher by key.
+            labels: labels of the batch; None if no loss uses them.
+            progress: finished share of the training, 0 to 1, which determines the weights.
 
         Raises:
             ConfigurationError: `progress` is not 0 to 1, every weight is 0, a weight is not finite, or outputs or
                 labels are missing or do not fit.
-            GateFailed: the total is not finite.
+            GateFailed: the weighted sum is not finite.
         """
         if not 0 <= progress <= 1:
             raise ConfigurationError("objective", [Problem("progress", repr(progress), "0 to 1")])

@@ -41,9 +41,10 @@ class Perceptual(nn.Module):
         self._network = (network,)  # in a tuple, so that torch does not register it as a submodule
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the distance of the student's images, (batch, channels, height, width), from the teacher's.
+        """Return how different the images of student and teacher look to the network, summed over its compared layers.
 
-        The teacher's images get no gradient. Raises a ConfigurationError if shapes differ or a layer returns no tensor.
+        Both are (batch, channels, height, width). The teacher's images get no gradient. Raises a ConfigurationError if
+        the shapes differ, or if a layer is not called or returns no tensor.
         """
         check_pair("perceptual loss", "batch channels height width", student, teacher)
         (network,) = self._network

@@ -13,10 +13,11 @@ _NO_GAIN = -1e4
 def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
     """Return how far the student's ranking of candidates is from the teacher's (ListNet, Cao et al., ICML 2007).
 
-    The loss is the mean over the queries of KL(softmax(t / T) ‖ softmax(s / T)), with the temperature T. The scores s
-    of the student and t of the teacher are (queries, candidates) and finite, with at least two candidates. `mask`, bool
-    (queries, candidates), is True for the candidates that count; None means all. Queries without a candidate do not
-    count; the loss is 0 if no query is left.
+    For queries with equal numbers of candidates; see `grouped_lists` for different numbers. The loss is the mean over
+    the queries of KL(softmax(t / T) ‖ softmax(s / T)), with T the temperature. The scores s of the student and t of the
+    teacher are (queries, candidates) and finite, with at least two candidates. `mask`, bool (queries, candidates), is
+    True for the candidates that count; None means all. Queries without such a candidate do not count; the loss is 0 if
+    no query is left.
     """
     _agree("lists", student, teacher, mask, positive("temperature", temperature))
     scores = [to_float32(scores) / temperature for scores in (student, teacher)]
@@ -35,7 +36,7 @@ def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None, pr
 def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperature: float) -> Tensor:
     """Return how far the student's ranking of each query's rows is from the teacher's; queries may differ in size.
 
-    The loss is the mean over the queries of T² KL(softmax(t / T) ‖ softmax(s / T)), with the temperature T. The scores
+    The loss is the mean over the queries of T² KL(softmax(t / T) ‖ softmax(s / T)), with T the temperature. The scores
     s of the student and t of the teacher are (rows,) and finite. `groups`, integers (rows,), has the number of each
     row's query. T² keeps the gradient's size when T changes. A query with a single row adds 0 to the mean.
     """
@@ -48,11 +49,12 @@ def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperatu
 
 
 def graded_lists(student: Tensor, relevance: Tensor, groups: Tensor) -> Tensor:
-    """Return how far the student's scores are from ranking each group by relevance (Bruch et al., ICTIR 2019).
+    """Return how far the student's scores are from ranking each query's rows by relevance (Bruch et al., ICTIR 2019).
 
-    The loss is the mean of KL(p ‖ softmax(s)) over the groups with a relevant row, 0 without such groups. In a group,
-    g_i = 2**relevance_i - 1 is the gain of a row, and p_i = g_i / Σ g. The scores s are (rows,) and finite.
-    `relevance`, at least 0, and `groups`, the number of each row's group, are integers (rows,).
+    Used to learn a ranking from labels. The loss is the mean of KL(p ‖ softmax(s)) over the queries with a relevant
+    row; 0 without such queries. In a query, g_i = 2**relevance_i - 1 is the gain of row i, and p_i = g_i / Σ g. The
+    scores s are (rows,) and finite. `relevance`, at least 0, and `groups`, the number of each row's query, are integers
+    (rows,).
     """
     check_tensors(
         "graded lists", student=floats(student, "rows"), relevance=integers(relevance, "rows"),

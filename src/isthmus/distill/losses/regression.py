@@ -6,10 +6,11 @@ from isthmus.distill.shapes import average, booleans, check_tensors, floats, sel
 
 
 def squared_errors(student: Tensor, wanted: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the mean squared error between `student` and `wanted`, which are labels or a teacher's outputs.
+    """Return the mean squared error between predictions and wanted values, to train a student on numbers.
 
-    `wanted` has the same shape and gets no gradient. `mask`, bool (...), is True for the numbers that count; None means
-    all. A student with the least loss predicts the conditional mean.
+    `wanted` has labels or the teacher's outputs, in the shape of `student`, and gets no gradient. `mask`, bool in the
+    same shape, is True for the numbers that count; None means all. A student with the least loss predicts the
+    conditional mean.
     """
     check_tensors(
         "squared errors", student=floats(student, "..."), wanted=floats(wanted, "..."), mask=booleans(mask, "...")
@@ -18,10 +19,11 @@ def squared_errors(student: Tensor, wanted: Tensor, *, mask: Tensor | None = Non
 
 
 def absolute_errors(student: Tensor, wanted: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the mean absolute error between `student` and `wanted`, which are labels or a teacher's outputs.
+    """Return the mean absolute error between predictions and wanted values, which outliers affect less than squares.
 
-    `wanted` has the same shape and gets no gradient. `mask`, bool (...), is True for the numbers that count; None means
-    all. A student with the least loss predicts the conditional median.
+    `wanted` has labels or the teacher's outputs, in the shape of `student`, and gets no gradient. `mask`, bool in the
+    same shape, is True for the numbers that count; None means all. A student with the least loss predicts the
+    conditional median.
     """
     check_tensors(
         "absolute errors", student=floats(student, "..."), wanted=floats(wanted, "..."), mask=booleans(mask, "...")

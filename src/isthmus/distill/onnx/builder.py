@@ -32,10 +32,11 @@ class Building:
         return name
 
     def include(self, model: onnx.ModelProto, part: str, names: Mapping[str, str]) -> dict[str, str]:
-        """Move the nodes of `model` into this graph, renamed to `part/name`, without Identity nodes; changes `model`.
+        """Move the nodes of another model into this graph, to join models; changes `model`.
 
-        `names` maps the inputs of `model`, and tensors that this graph already computes, to names in this graph. Return
-        the new name of each output of `model`.
+        A node `name` becomes `part/name`; Identity nodes are dropped. `names` gives, for each input of
+        `model`, the tensor of this graph that feeds it. It may also name results of `model` that this graph already
+        computes: their nodes are left out. Return the new name of each output of `model`.
         """
         same = dict(names)
 
@@ -56,10 +57,6 @@ class Building:
         return {output.name: renamed(output.name) for output in model.graph.output}
 
     def rows(self, tensor: str, count: int) -> list[str]:
-        """Split a tensor into its `count` rows, (1, N) each; return their names.
-
-        Adds no Split if a Concat made the tensor: then the rows are the inputs of the Concat.
-        """
         producer = self._producer(tensor)
         if producer is not None and producer.op_type == "Concat":
             return list(producer.input)
@@ -75,7 +72,6 @@ class Building:
         return names
 
     def constant_value(self, mask: str) -> bool | None:
-        """Return the value of a constant mask: True if all elements are True, else False; None for other masks."""
         producer = self._producer(mask)
         if producer is None or producer.op_type != "Expand" or producer.input[0] not in self._constants:
             return None

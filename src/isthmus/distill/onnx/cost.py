@@ -33,10 +33,11 @@ class GraphWork(msgspec.Struct, frozen=True):
 
 
 def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
-    """Return the cost of an ONNX graph for one row: operations, bytes and numbers.
+    """Count the operations and bytes of an ONNX graph for one row, to estimate what a prediction costs.
 
-    `shapes` has the shape of each input with symbolic sizes besides the rows. The symbol of the first output's first
-    axis stands for the rows in all inputs. Without such a symbol, axis 0 of each input stands for the rows.
+    `model` is the content of the ONNX file. `shapes` has an example shape for each input by name, from which dynamic
+    dimensions are taken. The number of rows is always set to 1. It is the dynamic dimension with which the first output
+    begins, or axis 0 of each input if that output begins with a fixed dimension.
     """
     loaded = onnx.load_model_from_string(model)
     graph = loaded.graph

@@ -18,7 +18,7 @@ _FINEST = 100
 
 
 def make_exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodeProto) -> onnx.ModelProto:
-    """Return a copy of `quantized` that gives the same bits in every runtime, as far as possible.
+    """Return a copy of a quantized graph that gives the same bits in every runtime, as far as possible.
 
     `quantized` is the output of ONNX Runtime's quantizer for the float graph `model`, and `layer` is the last layer
     that it quantized. The weights of this layer become floats again, rounded so that its sums are exact: to twelve bits
@@ -41,11 +41,12 @@ def make_exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.N
 
 
 def power_of_two_steps(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
-    """Return new quantization steps, by tensor, with which all runtimes add and multiply integers to equal bits.
+    """Return quantization steps with which all runtimes add and multiply integers to equal bits, by tensor.
 
-    Runtimes scale such integers by the ratio of their steps and round differently. With powers of two, each product and
-    each sum of two is exact in float32. The result has the inputs and outputs of QLinearAdd and QLinearMul whose step
-    is not a power of two. A new step is the next larger power, float32, with its zero point, uint8.
+    Runtimes scale such integers by the ratio of their steps, and round differently. With powers of two, each product
+    and each sum of two numbers is exact in float32. The result has the inputs and outputs of QLinearAdd and QLinearMul
+    in the quantized graph `optimized` whose step is not a power of two yet. A value is the next larger power, float32,
+    and its zero point, uint8.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
     steps = {}

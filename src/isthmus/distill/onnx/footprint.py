@@ -26,10 +26,11 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 def footprint(model: bytes, feeds: Feeds, threads: int, max_load_ms: float | None) -> Footprint:
-    """Measure in a fresh process how much memory and time it takes to open a model and compute one answer (Linux only).
+    """Measure the memory and time to open a model and compute one answer, in a fresh process (Linux only).
 
-    If this takes longer than `max_load_ms`, measure again in another process, and return the faster run. None means no
-    limit. Raise a GateFailed if a process fails.
+    `model` is the content of the file, `feeds` are the inputs of the answer, and `max_load_ms` is the declared limit in
+    milliseconds. If the first process takes longer than the limit, measure once more, and return the faster run. None
+    means that there is no limit. Raises a GateFailed if a process fails.
     """
     first = _footprint(model, feeds, threads)
     if max_load_ms is None or first.load_ms <= max_load_ms:

@@ -40,9 +40,9 @@ _UNIQUE = ("Session", "Model", "Graph", "Tensor", ["Tensor"], ["Tensor", "!"], [
 
 
 def canonical(model: bytes) -> bytes:
-    """Rewrite a model in ORT format so that equal models have equal bytes: sort its lists, and merge equal parts.
+    """Rewrite the content of an ORT file so that equal models have equal bytes: sort its lists, and merge equal parts.
 
-    Raise a ValueError if the format is unknown.
+    Raises a ValueError if the format is unknown.
     """
     if model[4:8] != IDENTIFIER:
         raise ValueError("not a model in ORT format")
@@ -51,7 +51,6 @@ def canonical(model: bytes) -> bytes:
 
 
 def operators(model: bytes) -> tuple[dict[str, int], set[tuple[str, str]]]:
-    """Return the operator set versions by domain, and the operators as (domain, name), of a model in ORT format."""
     root = Table(model, encode.Get(packer.uoffset, model, 0))
     used, versions = _read("Resolver", _inner(root, 3))[0], _inner(root, 1)
     imported = _field(["Opset"], versions, versions.Pos + versions.Offset(6))

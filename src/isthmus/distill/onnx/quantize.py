@@ -30,7 +30,7 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]
 
 
 def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str]) -> bytes:
-    """Return a copy of a model with INT8 inputs and per-channel INT8 weights, as ONNX bytes.
+    """Return a copy of a model with INT8 inputs and per-channel INT8 weights, as ONNX bytes, for a smaller package.
 
     The copy gives the same bits in every runtime, as far as `make_exact` can achieve.
 
@@ -42,9 +42,10 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     * A Gemm with beta stays in float32: the quantizer would drop the factor.
     * If `operators` has "Gather", embedding tables become integers with one step per row.
 
-    `calibration` has batches of rows, which determine the ranges of the layer inputs. Raises a ConfigurationError if
-    the graph has none of `operators`, or has one in a form that the quantizer rejects. Raises a DataError if the
-    quantizer fails because a number in `calibration` is not finite.
+    `calibration` has batches of input rows, which determine the ranges of the layer inputs. `operators` has the ONNX
+    operators to quantize, such as "Gemm". Raises a ConfigurationError if the graph has none of them, or has one in a
+    form that the quantizer rejects. Raises a DataError if the quantizer fails because a number in `calibration` is not
+    finite.
     """
     source = onnx.ModelProto()
     source.CopyFrom(model)

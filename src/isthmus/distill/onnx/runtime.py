@@ -28,9 +28,9 @@ _SHOWN = 300
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
-    """Open the content of an ONNX or ORT file in ONNX Runtime, on the CPU with this many threads.
+    """Open a model in ONNX Runtime, on the CPU with `threads` threads, to compute predictions with `predict`.
 
-    Raise a ConfigurationError if ONNX Runtime rejects the graph.
+    `model` is the content of an ONNX or ORT file. Raises a ConfigurationError if ONNX Runtime rejects it.
     """
     return _opened(model, session_options(threads))
 
@@ -45,9 +45,9 @@ def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = 
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
-    """Run a session on input tensors by name, and return its first output.
+    """Compute a prediction: run an opened session on input tensors, by name, and return its first output.
 
-    Raise a ConfigurationError if ONNX Runtime fails on these inputs.
+    Raises a ConfigurationError if ONNX Runtime fails on these inputs.
     """
     return _outputs(opened, None, feeds)[0]
 
@@ -75,9 +75,9 @@ def _refused(error: Exception, what: str) -> Exception:
 
 
 def oldest_runtime(model: bytes) -> str:
-    """Return the oldest ONNX Runtime release known to run an ONNX or ORT file, such as "1.19".
+    """Return the oldest ONNX Runtime release known to run a model, such as "1.19", for the manifest of a package.
 
-    The manifest of a package states it. If no older release is known to work, return the installed release.
+    `model` is the content of an ONNX or ORT file. If no older release is known to work, return the installed release.
     """
     newest, is_ort = ".".join(ort.__version__.split(".")[:2]), model[4:8] == IDENTIFIER
     if is_ort:
@@ -120,10 +120,10 @@ def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
 
 
 def ort_format(model: bytes) -> bytes:
-    """Convert an ONNX model to an ORT file that runs on any CPU; write it through a temporary file.
+    """Convert the content of an ONNX file to the content of an ORT file that runs on any CPU.
 
-    Raise a ConfigurationError if ONNX Runtime cannot open the model. Raise a DependencyError if the disk is full, or if
-    the installed ONNX Runtime writes an unknown version of the format.
+    Writes a temporary file. Raises a ConfigurationError if ONNX Runtime cannot open the model. Raises a DependencyError
+    if the disk is full, or if the installed ONNX Runtime writes an unknown version of the format.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"

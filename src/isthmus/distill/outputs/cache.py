@@ -37,7 +37,7 @@ Layout = dict[str, tuple[str, tuple[int, ...]]]
 """The dtype of each output and its sizes per row."""
 
 
-class TeacherOutputs:
+class OutputCache:
     """The outputs of a teacher for each row of a data set, computed once.
 
     `outputs[indexes]` returns float16 (or float32) tensors (rows, ...) by key. Cached rows are gathered from memory
@@ -113,7 +113,7 @@ class TeacherOutputs:
     def __len__(self) -> int:
         return len(self._identity)
 
-    def __enter__(self) -> "TeacherOutputs":
+    def __enter__(self) -> "OutputCache":
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -142,21 +142,26 @@ class TeacherOutputs:
         return {key: torch.from_numpy(array) for key, array in self._gathered(wanted).items()}
 
     def float32(self, indexes: Any) -> dict[str, Array]:
-        """Return the outputs of the rows `indexes` as float32 arrays (rows, ...), by key.
+        """Return the teacher's outputs for some rows as float32 arrays (rows, ...), by key, to measure them.
 
-        Compute missing outputs first, which may write a shard (a folder of arrays) to disk.
+        `indexes` has row numbers. Missing outputs are computed first, which may write a shard (a folder of arrays) to
+        disk.
         """
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
     @property
     def missing(self) -> int:
-        """Number of rows whose output is not in memory and was not on disk at the last `refresh`."""
+        """Number of rows for which the teacher must still compute an output, as of the last `refresh`.
+
+        Outputs in memory and on disk both count as present.
+        """
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
-        """Return how many calls of the teacher are needed to compute all missing outputs, in batches.
+        """Return how many calls of the teacher are needed to compute all missing outputs, to announce their cost.
 
-        `first` has row numbers. The count assumes that missing rows among them are computed first, in separate batches.
+        `first` has the numbers of the rows that the caller reads first. Their missing outputs are computed in batches
+        of their own, before all others.
         """
         missing = self._shard < 0
         early = int(missing[np.unique(self._identity[first])].sum())
@@ -165,8 +170,8 @@ class TeacherOutputs:
     def fill(self, progress: Progress = silent) -> None:
         """Compute all missing outputs in row order, and write them to disk.
 
-        If an error ends the call early, the outputs so far are still written. Rows that other processes have written
-        meanwhile are skipped.
+        If an error ends the call early, the outputs so far are still written. Skips rows that other processes write
+        meanwhile. `progress` is called with a line of text and the finished share of the rows, 0 to 1.
 
         Raises:
             ConfigurationError: the teacher is not frozen, or lacks an output.
@@ -191,9 +196,10 @@ class TeacherOutputs:
                 progress(f"teacher outputs: {done:,} of {total:,} rows, {rate:,.0f} rows a second", done / total)
 
     def flush(self) -> None:
-        """Write the outputs in memory to disk, as a new shard (a folder of arrays).
+        """Write the outputs that are only in memory to disk, so that a crash does not lose them.
 
-        Raise a DependencyError if that fails. The outputs then stay in memory.
+        They form a new shard (a folder of arrays). Raises a DependencyError if that fails. The outputs then stay in
+        memory.
         """
         waiting = self._open
         if waiting is None:
@@ -212,10 +218,10 @@ class TeacherOutputs:
             self._shards[waiting.number] = shards.read(self.path / name)
 
     def refresh(self) -> None:
-        """Load the shards (folders of arrays) that other processes have written since the last call.
+        """Load the outputs that other processes have written since the last call, so that they are not computed again.
 
-        Skip damaged shards, and shards whose outputs have other sizes or types. Call `note` once for each skipped
-        shard.
+        Outputs are stored in shards (folders of arrays). Skips damaged shards, and shards whose outputs have other
+        sizes or types, and reports each with the function `note`.
         """
         for name in shards.names(self.path):
             if name in self._published or name in self._skipped:
@@ -238,12 +244,12 @@ class TeacherOutputs:
             self._adopt(shard.rows, len(self._shards) - 1)
 
     def prune(self, *, others: bool = False) -> int:
-        """Delete cached outputs that this data set does not need, and merge small shards (folders of arrays).
+        """Free disk space: delete cached outputs that this data set does not need, and merge small shards.
 
-        First write the outputs in memory to disk. Shards that `refresh` skipped are also deleted. Another process keeps
-        the shards that it has open, but may have to compute again what it reads next. With `others`, also delete all
-        other subfolders of `root` with teacher outputs, for example of other teachers. Return the number of deleted
-        rows, without those in other subfolders.
+        A shard is a folder of arrays. First writes the outputs in memory to disk. Also deletes the shards that
+        `refresh` skipped. Another process keeps the shards that it has open, but may have to compute again what it
+        reads next. If `others` is True, also deletes the cached outputs of all other teachers and settings in the
+        folder for teacher outputs. Returns the number of deleted rows, without the rows of other teachers and settings.
         """
         self.refresh()
         self.flush()

@@ -47,14 +47,18 @@ class OutputFormat:
         check_tensors("form of outputs", *checks)
 
     def encode(self, answers: Mapping[str, Tensor], rows: Sequence[int] | Array, where: str) -> dict[str, Array]:
-        """Convert a teacher's outputs, float32 (n, ...) by key, to the arrays that the cache stores.
+        """Convert a teacher's outputs to the arrays that a cache of teacher outputs stores, as `dtype` and `top_k` say.
 
-        `rows` has the n row numbers, and `where` names the teacher. Both are only for error messages.
+        Args:
+            answers: the teacher's outputs for n rows by key, each (n, ...). Floating-point outputs are float32.
+            rows: the n row numbers, only for error messages.
+            where: text that names the teacher, only for error messages.
 
         Raises:
-            ConfigurationError: `top_k` is set, and there are no logits (n, ..., classes) of at least `top_k` classes,
-                or an output has the name of a stored array.
-            DataError: a number is too large for float16, if the format is float16.
+            ConfigurationError: `top_k` is set, but there are no logits (n, ..., classes) with at least `top_k` classes,
+                or the teacher has an output named "probabilities", "indexes" or "residual", as the arrays that are
+                stored for the logits.
+            DataError: `dtype` is "float16", and a number is too large for it.
         """
         if self.top_k is not None:
             answers = self._largest(answers, self.top_k, where)

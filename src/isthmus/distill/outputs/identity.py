@@ -17,13 +17,16 @@ _PLAIN = (bool, int, float, date, Decimal)
 
 
 def identities(columns: pa.Table | Mapping[str, Any], *, seed: int | None = None) -> Array:
-    """Return an identity per row, uint8 (n, 16): sixteen bytes of SHA-256 of the row's content.
+    """Return a 16-byte identity per row, uint8 (n, 16): the keys under which a teacher's outputs are cached.
+
+    The identity is a hash (SHA-256) of the row's content. Rows with equal content have equal identities in every table,
+    so the teacher computes them only once.
 
     Args:
         columns: everything that identifies a row, by name: keys, event time, and all content that the teacher sees. A
             column is an array, a tensor (n, ...), or a sequence of texts, bytes, numbers, times, arrays, lists of
             these, and None. The order of columns does not matter; float32 and float64 values differ.
-        seed: seed of the augmentation, if the content is augmented; None otherwise.
+        seed: seed of the random augmentation, if the teacher sees augmented content; None otherwise.
 
     Raises:
         DataError: there are no columns, they have different lengths, or a value has an unsupported type.

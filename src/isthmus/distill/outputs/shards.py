@@ -43,11 +43,6 @@ def names(folder: Path) -> Iterator[str]:
 
 
 def write(folder: Path, shard: Shard) -> str:
-    """Write a shard with its checksums to a new subfolder of `folder`, and return the subfolder's name.
-
-    The subfolder appears complete or not at all, since other processes may read `folder`.
-    """
-
     def fill(fresh: Path) -> None:
         sums = {}
         for key, array in {ROWS: shard.rows, **shard.arrays}.items():
@@ -62,9 +57,9 @@ def write(folder: Path, shard: Shard) -> str:
 
 
 def read(path: Path) -> Shard:
-    """Open a shard as memory maps, after checking its SHA-256 sums.
+    """Open a shard (a folder of teacher outputs) as memory maps, after checking its SHA-256 sums.
 
-    Raise a FileNotFoundError if the shard is gone, and a ValueError if it is damaged.
+    Raise a FileNotFoundError if the folder does not exist, and a ValueError if it is damaged.
     """
     try:
         record = msgspec.json.decode((path / _RECORD).read_bytes(), type=Record)
@@ -86,10 +81,6 @@ def read(path: Path) -> Shard:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Delete the shard `name` from `folder` atomically. Processes that have it open keep its data.
-
-    Raise a FileNotFoundError if the shard is missing.
-    """
     with scratch_folder(folder, f".{_KIND}") as scratch:
         (folder / name).rename(scratch / "old")
 

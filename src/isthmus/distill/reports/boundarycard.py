@@ -18,10 +18,6 @@ SCOPE = (
 
 
 def require_boundary(report: Mapping[str, Any]) -> None:
-    """Raise a GateFailed if a report lacks a cost of training or of serving, which a release requires.
-
-    `report` is the content of `report.json`. The error names every missing value.
-    """
     read = read_report(report)
     missing = []
     for name, half in (("training", read.training), ("serving", read.serving)):

@@ -18,7 +18,7 @@ from isthmus.distill.evaluation.interval import Interval, interval
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.evaluation.slices import worst_slices
 from isthmus.distill.export.candidate import Candidate
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.reports.report import (
     AtAge,
     ModelRecord,
@@ -65,17 +65,26 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     task: Task,
     identity: str,
     trained: Mapping[tuple[str, int], Trained],
-    outputs: Mapping[str, TeacherOutputs],
-    facts: Mapping[str, TeacherCost],
+    outputs: Mapping[str, OutputCache],
+    costs: Mapping[str, TeacherCost],
     seconds: Mapping[str, float],
     paused: Mapping[str, float],
 ) -> RunReport:
-    """Measure quality, size and latency of all models, and return the report of a distillation.
+    """Measure quality, size and latency of all models after training, and return the report of a distillation.
 
-    docs/evaluation.md explains each part. `identity` is the student's id. `trained` has the trained models by name and
-    seed. `outputs` has the teacher's outputs for all rows, and the outputs of each reference model for the test rows.
-    `facts` has size and cost of teacher and references. `seconds` has the duration of each stage without pauses, and
-    `paused` the seconds that a stage paused for servers. Raise a DataError if an output is not finite.
+    docs/evaluation.md explains the report.
+
+    Args:
+        task: task of the distillation.
+        identity: the student's id.
+        trained: trained students and controls, by model name ("student", "control") and seed.
+        outputs: outputs of the teacher for all rows, and of each reference model for the test rows, by model name.
+        costs: size and latency of the teacher and of each reference model, by model name.
+        seconds: duration of each stage in seconds, without pauses.
+        paused: seconds that each stage paused to leave the machine to servers.
+
+    Raises:
+        DataError: an output of a model is not finite.
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))
@@ -108,7 +117,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
         seeds=seeds,
         shipped=shipped,
         models={
-            name: ModelRecord(about.get(name, name), quality[name], **msgspec.structs.asdict(facts[name]))
+            name: ModelRecord(about.get(name, name), quality[name], **msgspec.structs.asdict(costs[name]))
             for name in outputs
         } | {name: ModelRecord(about[name], quality[name], **pupils[name]) for name in PUPILS},
         runs=[
@@ -133,7 +142,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
 
 
 def _answers(
-    task: Task, trained: Mapping[tuple[str, int], Trained], outputs: Mapping[str, TeacherOutputs]
+    task: Task, trained: Mapping[tuple[str, int], Trained], outputs: Mapping[str, OutputCache]
 ) -> dict[_Key, Answers]:
     test = task.material.parts.test
     answers: dict[_Key, Answers] = {}

@@ -20,10 +20,6 @@ def teacher_gain(report: Report) -> list[str]:
 
 
 def warnings(report: Report) -> list[str]:
-    """Return a warning if the student is no better than a model that ignores its inputs, else an empty list.
-
-    The list is also empty if the report does not compare the two.
-    """
     if (lift := report.measures.get("lift_kept")) is None or lift > 0:
         return []
     reached = measure(report.models["student"].quality[report.metric])

@@ -32,11 +32,6 @@ _SPREAD = "Dots show the mean over the seeds, lines its 95 % interval, faint dot
 def page(
     report: Mapping[str, Any], prices: Prices | None = None, currency: str = "", search: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the HTML page of a distillation's `report.json` and, after a search, of its `search.json`.
-
-    `prices` has the price of one hour in `currency`, by device ("cpu" or "cuda"). Without a price, the page shows the
-    cost as unknown. Raise a DataError if the format of a file does not match.
-    """
     read = read_report(report)
     sections = halves(read, prices or {}, currency)
     blocks: list[Block] = [
@@ -151,7 +146,6 @@ def _rows_and_time(report: Report) -> Iterable[Block]:
 
 
 def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the plots of a `report.json` as `data:` URLs, by subject ("quality", "loss", "latency") and plot name."""
     read = read_report(report)
     subjects = {"quality": _quality_plots(read), "loss": _training_plots(read), "latency": _latency_plots(read)}
     return {subject: {name: image(figure) for name, figure in figures.items()} for subject, figures in subjects.items()}

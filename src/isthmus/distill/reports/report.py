@@ -124,7 +124,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     training: TrainingHalf | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content of `report.json`; NaN and infinity become None."""
+        """Return the report as plain data for `report.json`. NaN and infinity become None."""
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self, enc_hook=float))  # NumPy numbers
         return plain
 

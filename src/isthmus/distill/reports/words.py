@@ -17,7 +17,6 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def measure(value: float | None) -> str:
-    """Format a metric with trailing zeros, so that the digits of a table line up; "-" if the value is unknown."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     size = abs(value)
@@ -37,7 +36,6 @@ def share(value: float | None) -> str:
 
 
 def scaled(value: float | None, unit: str) -> str:
-    """Format a number with an SI prefix, such as "120 GFLOP" or "225 kB"; "-" if the number is unknown."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     power = 0
@@ -61,7 +59,6 @@ def between(low: float | None, high: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format an age in the largest unit that divides it evenly, such as "90 minutes" or "2 weeks"; 0 is "fresh"."""
     if seconds == 0:
         return "fresh"
     sizes = ((7 * 86400, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))

@@ -35,22 +35,28 @@ class _Named(nn.Module):
         self.forward = forward
 
 
-def convert(of: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
-    """Convert a student to a model file for one row at a time, in a child process that runs `module`.
+def convert(part: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
+    """Convert a student to a model file of LiteRT or Core ML, which computes one row at a time, in a child process.
 
-    `file` names the result, and `libraries` are the libraries of the runtime. Sizes named in `padded` are fixed at
-    their maximum; other named sizes stay variable. Raise a GateFailed if the conversion fails or takes more than 15
-    minutes.
+    Args:
+        part: part of the student to convert.
+        file: name of the model file.
+        libraries: libraries of the runtime, named in errors.
+        module: module to run as the child process; it calls `serve`.
+        padded: named sizes to fix at their maximum, so that inputs must be padded; other named sizes stay variable.
+
+    Raises:
+        GateFailed: the conversion fails or takes more than 15 minutes.
     """
-    network, max_sizes = of.require(file, libraries.name), of.max_sizes(file, libraries.name)
-    names = [tensor.name for tensor in of.tensors]
-    sizes = of.open_sizes({name: size for name, size in max_sizes.items() if name not in padded})
+    network, max_sizes = part.require(file, libraries.name), part.max_sizes(file, libraries.name)
+    names = [tensor.name for tensor in part.tensors]
+    sizes = part.open_sizes({name: size for name, size in max_sizes.items() if name not in padded})
     buffer = io.BytesIO()
     try:
-        named = _Named(network, names, [output.name for output in of.outputs]).eval()
+        named = _Named(network, names, [output.name for output in part.outputs]).eval()
         with quiet(), torch.no_grad():
             shapes = sizes if any(sizes.values()) else None
-            torch.export.save(torch.export.export(named, (), of.examples(max_sizes), dynamic_shapes=shapes), buffer)
+            torch.export.save(torch.export.export(named, (), part.examples(max_sizes), dynamic_shapes=shapes), buffer)
     except Exception as error:  # torch's errors share no base class
         raise unconvertible(file, libraries, error) from error
     try:
@@ -74,10 +80,6 @@ _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}
 
 
 def serve(converting: Callable[[ExportedProgram], bytes]) -> None:
-    """Convert the program on stdin, write the model to stdout, and exit: the main function of a converter process.
-
-    If `converting` raises an error, write the first line of its message to stderr, and exit with code 3.
-    """
     result = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print to stdout
     program = torch.export.load(io.BytesIO(sys.stdin.buffer.read()))

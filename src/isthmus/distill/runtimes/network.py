@@ -76,11 +76,6 @@ class Portable:
         return self.network
 
     def max_sizes(self, file: str, name: str) -> dict[str, int]:
-        """Return the maximum of each named input size. The first axis holds the rows, and its maximum is 1.
-
-        Raise a GateFailed if a size has no maximum, or if a first axis does not hold rows. The error names the model
-        file `file` and the runtime `name`.
-        """
         max_sizes: dict[str, int] = {}
         for tensor in self.tensors:
             for axis, size in enumerate(tensor.shape):
@@ -108,10 +103,6 @@ class Portable:
         return examples
 
     def open_sizes(self, max_sizes: Mapping[str, int]) -> dict[str, dict[int, Any]]:
-        """Return the variable axes of each input, as `torch.export.Dim` by axis, for `dynamic_shapes`.
-
-        An axis varies if its name is in `max_sizes`, with a maximum above 1.
-        """
         dims = {name: torch.export.Dim(name, max=size) for name, size in max_sizes.items() if size > 1}
         return {
             tensor.name: {axis: dims[size] for axis, size in enumerate(tensor.shape) if size in dims}
@@ -122,12 +113,6 @@ class Portable:
 def portable_part(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
-    """Return the part of a student to convert for ExecuTorch, LiteRT or Core ML.
-
-    It is the numeric core if the task has one, else the whole student. `row` is the number of an example row. `tensors`
-    and `outputs` describe inputs and outputs of the whole graph. The part has a copy of the network in eval mode, or
-    None if the task has no torch module for it.
-    """
     names = [output.name for output in outputs]
     if (core := task.core(student)) is not None:
         order, keys, network = [tensor.name for tensor in core.tensors], names, core.network
@@ -162,10 +147,11 @@ class _Ordered(nn.Module):
 def run_program(
     kind: type[Program], program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Iterator[Run]:
-    """Start a child process that runs a converted model, and yield a function from inputs to outputs, both by name.
+    """Start a child process that runs a converted model; yield a function from inputs to outputs, both arrays by name.
 
-    `kind` is the class of the runtime. The process ends with the `with` block. Raise a GateFailed if the runtime
-    rejects the model or its inputs, or takes too long. Raise a DependencyError if the runtime is not installed.
+    `kind` is the class for the runtime. `tensors` and `outputs` describe the inputs and outputs of the model. The
+    process ends with the `with` block. Raise a GateFailed if the runtime rejects the model or its inputs, or takes too
+    long. Raise a DependencyError if the runtime is not installed.
     """
     try:
         with kind(program.model, tensors, outputs, program.max_sizes) as opened:

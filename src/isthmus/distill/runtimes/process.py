@@ -128,10 +128,10 @@ class Program(AbstractContextManager["Program"]):
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Run the program on rows, one at a time, and return the outputs by name.
+        """Run the model on rows, one at a time, and return its outputs: arrays by name.
 
-        Raise a ProgramRejected if there are no rows, if inputs differ in their number of rows, or if the process fails
-        or takes too long.
+        `feeds` has the inputs: arrays by name. Raise a ProgramRejected if there are no rows, if inputs differ in their
+        number of rows, or if the child process fails or takes too long.
         """
         counts = {len(array) for array in feeds.values()}
         if len(counts) != 1 or 0 in counts:
@@ -241,11 +241,11 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def serve(prepare: Callable[[], Callable[[bytes], Loaded]]) -> None:
-    """Answer requests in the child process of a `Program`: read a model and then inputs from stdin, write to stdout.
+    """Run the child process of a `Program`: read a model and then inputs from stdin, and write outputs to stdout.
 
-    `prepare` imports the runtime, sets it to one thread, and returns the function that loads a model. On Linux, the
-    process may use `sys.argv[1]` bytes of memory after the import. An error is sent as the answer. Return when stdin
-    ends, or after an error before the first request.
+    `prepare` imports the runtime and returns a function that loads a model from bytes. On Linux, the process may use
+    `sys.argv[1]` bytes of memory after the import. Sends an error to the parent process instead of raising it. Returns
+    when stdin ends, or if the runtime or the model cannot be loaded.
     """
     memory = int(sys.argv[1])
     # Libraries print to stdout, which carries the answers: give them /dev/null.

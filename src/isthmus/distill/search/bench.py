@@ -21,7 +21,7 @@ from isthmus.distill.export.acceptance import finite
 from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference, sample_cases
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.onnx.runtime import ort_format
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.restore import legacy_origins, provenance
 from isthmus.distill.search.trials import Budget, SearchTrial
 from isthmus.distill.tasks.graph import student_graph
@@ -50,7 +50,7 @@ class Bench:
     """
 
     task: Task
-    outputs: TeacherOutputs
+    outputs: OutputCache
     profile: ServingProfile
     budget: Budget
     weights: Path
@@ -68,11 +68,18 @@ class Bench:
         )  # fmt: skip
 
     def measure(self, number: int, shape: Mapping[str, Any], precision: str, progress: Progress) -> SearchTrial:
-        """Measure a new student, train it if it is within the budget, and return its trial.
+        """Measure the cost of an untrained student, train it if it fits the budget, and return the result as a trial.
 
-        Saves weights in `weights`, or loads them from there. Waits while another search trains the same student. Writes
-        a trained student's graph to `graphs/<number>.ort`. After most errors, the trial has the status "failed". Only a
-        full disk, a `Stopped` and a temporary DependencyError are raised.
+        Saves the trained weights, or loads them if an earlier search trained the same student. Waits while another
+        search trains it. Writes a trained student's graph to `graphs/<number>.ort`. A student that raises an error gets
+        a trial with the status "failed". Raises an error only if the disk is full, if a signal stops the search
+        (`Stopped`), or for a DependencyError that may pass.
+
+        Args:
+            number: number of the trial in the search, from 0.
+            shape: the student's options by name.
+            precision: precision of the graph to measure, "fp32" or "int8".
+            progress: called with a text and the finished share.
         """
         began, facts = time.perf_counter(), dict[str, Any]()
         try:
@@ -90,11 +97,6 @@ class Bench:
         return SearchTrial(number=number, shape=dict(shape), precision=precision, **facts)
 
     def side_by_side(self, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
-        """Time all trained students of a search again, in turns, so that their latencies are comparable.
-
-        Return all trials, with a new `p50_us` for the trials with the status "trained". Raise a DataError if a graph
-        cannot be read.
-        """
         calls = {}
         for trial in trials:
             if trial.status == "trained":

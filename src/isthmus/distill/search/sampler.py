@@ -31,12 +31,13 @@ class Outcome:
 
 
 def propose(known: Sequence[Outcome], sizes: Mapping[str, int], seed: int) -> Place | None:
-    """Return the point of the search space to try next; None if all points have been tried.
+    """Choose the student to measure next in a search; return None if all students have been tried.
 
-    A point has an index per option of the student. `known` has the trials so far, and `sizes` the number of values of
-    each option. The first 8 points are random. Then optuna's tree-structured Parzen estimator prefers points near those
-    that were good in quality, latency or bytes (Ozaki et al., 2020, doi:10.1145/3377930.3389817). A tried point counts
-    worse the more it exceeds the budget.
+    A student is a point of the search space: for each option, the index of its value. `known` has the outcomes of the
+    trials so far. `sizes` has the number of values of each option. The first 8 points are random. Then optuna's
+    tree-structured Parzen estimator (Ozaki et al., 2020, doi:10.1145/3377930.3389817) prefers points near those with
+    good quality, latency or size, and avoids points near those that exceeded the budget. The same arguments give the
+    same point.
     """
     visited = {outcome.place for outcome in known}
     if len(visited) >= math.prod(sizes.values()):

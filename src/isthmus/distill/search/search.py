@@ -16,7 +16,7 @@ import torch
 from isthmus.distill.declaration import Search
 from isthmus.distill.export.acceptance import allowed_precisions
 from isthmus.distill.onnx.host import host
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.preflight import rehearse, require_measured
 from isthmus.distill.restore import create_task, legacy_origins, provenance, require_shape
 from isthmus.distill.search.bench import Bench
@@ -57,17 +57,29 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     trials: int | None = None,
     progress: Progress = silent,
 ) -> SearchReport:
-    """Search for the best student within a budget: measure `trials` students, and write `search.json`.
+    """Search for the best student within a budget; write a report of all measured students, and return it.
 
-    Earlier calls count: if no student is new, return the stored report. `trials=None` means the declared number.
-    Computes the teacher's missing outputs into `cache`, then trains each student that fits the budget. The search has a
-    subfolder of `folder`, named by a digest of this machine and everything the search depends on. Trained weights are
-    in `folder`/students, checkpoints in `runs`. A search in which no student fits does not raise an error: see
-    `require_fit`.
+    Computes the teacher's missing outputs, then measures students until there are `trials`, and trains each one that
+    fits the budget. A student that fails is recorded, and raises nothing. The report is `search.json`. Earlier calls
+    count: if they measured enough students, return their report. Raise no error if no student fits the budget: call
+    `require_fit` to check this.
 
-    Raises a ConfigurationError for an invalid declaration, a DataError if the table lacks data or an input leaks the
-    label, a DependencyError if a device or space is missing or another process runs this search, a GateFailed if the
-    first loss is not finite, and Stopped on SIGINT or SIGTERM. The same call then continues the search.
+    Args:
+        material: declaration and training set.
+        folder: folder of searches. Each search has a subfolder, named by a digest of this machine and everything that
+            the search depends on. The weights of all students are in the subfolder `students`.
+        cache: folder of cached teacher outputs.
+        runs: folder for temporary checkpoints of training runs.
+        profile: limits, precision and threads for serving.
+        trials: number of students to measure, earlier calls included; None for the declared number.
+        progress: called with a text and the finished share.
+
+    Raises:
+        ConfigurationError: the declaration is invalid, or has no search.
+        DataError: the training set does not fit the task, or an input reveals the label on its own.
+        DependencyError: a device or disk space is missing, or another process runs this search.
+        GateFailed: the first loss is not finite.
+        Stopped: on SIGINT or SIGTERM. The same call continues the search.
     """
     declared, count = _declared(material, trials)
     task = create_task(material)
@@ -124,7 +136,7 @@ def _declared(material: Material, trials: int | None) -> tuple[Search, int]:
     return declaration.search, count
 
 
-def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[TeacherOutputs, TeacherCost]:
+def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[OutputCache, TeacherCost]:
     material, teacher, report = task.material, task.teacher(), _within(progress, "teacher", 0.0, 0.2)
     rows, settings = (
         np.arange(task.material.table.num_rows),
@@ -161,7 +173,7 @@ def _record_host(own: Path, digest: str, machine: str, progress: Progress) -> No
     write_atomically(own / HOST, msgspec.json.encode(_HostRecord(digest, machine)))
 
 
-def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile: ServingProfile) -> dict[str, Any]:
+def _dependencies(task: Task, declared: Search, outputs: OutputCache, profile: ServingProfile) -> dict[str, Any]:
     material = task.material
     return {
         "format": FORMAT,

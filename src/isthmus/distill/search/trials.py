@@ -67,10 +67,6 @@ class Budget:
     def exceeded(
         self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int], weights: int
     ) -> dict[str, tuple[float, str]]:
-        """Return each limit that a student exceeds, by name, with the relative excess and a message.
-
-        `files` has the bytes of the student's ORT file and ONNX file. `weights` is the student's number of parameters.
-        """
         figures = {
             "p99": (p99_us / 1000, self.p99_ms, "ms"),
             "memory": (memory_mb, self.memory_mb, "MiB"),
@@ -112,10 +108,6 @@ class Trials(Journal[SearchTrial]):
 
 
 def recommended(trials: Sequence[SearchTrial], *, more: bool) -> SearchTrial | None:
-    """Return the best trained student of a search: the highest score if `more`, else the lowest; None without one.
-
-    Of equal scores, the fastest student wins. Students that failed or are over the budget do not count.
-    """
     sign, fit = -1 if more else 1, [trial for trial in trials if trial.status == "trained"]
     return min(fit, key=lambda trial: (sign * (trial.score or 0.0), trial.p50_us or 0.0), default=None)
 
@@ -129,9 +121,10 @@ def values_at(places: Sequence[int], space: Mapping[str, Sequence[Any]]) -> dict
 
 
 def front(points: Array) -> Array:
-    """Return a mask, bool (n,), of the points (n, k) on the Pareto front; lower is better in each column.
+    """Return a mask, bool (n,), of the points on the Pareto front: the best trade-offs that a search has found.
 
-    A point is off the front if some point is lower in at least one column and higher in none.
+    `points` is (n, k): a row per student and a column per measure, lower is better. A point is off the front if some
+    other point is lower in at least one column and higher in none.
     """
     on = np.zeros(len(points), bool)
     # A better point has a smaller sum of ranks, so it comes first.

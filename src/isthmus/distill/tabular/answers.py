@@ -28,29 +28,30 @@ class StudentOutput(nn.Module, ABC):
         self.calibration = calibration
 
     def scores(self, last: Tensor) -> Tensor:
-        """Convert the last linear layer's output to scores: logits or standardized numbers, (n,) or (n, classes)."""
         return last[:, 0]
 
     def calibrate(self, scores: Tensor) -> Tensor:
-        """Apply the learned calibration to logits, or clip standardized numbers. Call it only after training."""
         calibrated: Tensor = scores if self.calibration is None else self.calibration(scores)
         return calibrated
 
     @abstractmethod
     def forward(self, scores: Tensor) -> Tensor:
-        """Calibrate or clip the scores, and convert them to the graph's output, such as probabilities."""
+        """Calibrate or clip scores, and convert them to the graph's output, such as probabilities."""
 
     @abstractmethod
     def from_scores(self, scores: Array) -> Array:
-        """Convert calibrated or clipped scores to the graph's output, such as probabilities, in float64."""
+        """Convert scores, already calibrated or clipped, to the graph's output, such as probabilities, in float64."""
 
     @abstractmethod
     def to_scores(self, answers: Array) -> Array:
-        """Convert outputs of the graph, such as probabilities, back to calibrated or clipped scores."""
+        """Convert the graph's output, such as probabilities, back to calibrated or clipped scores, for metrics."""
 
     @abstractmethod
     def write(self, build: Building, last: str, name: str) -> None:
-        """Add ONNX nodes that compute the output `name` from the tensor `last`, the last linear layer's output."""
+        """Add ONNX nodes that do the same as `scores` and `forward`, to export a student.
+
+        `last` names the tensor with the output of the last linear layer. `name` is the name for the graph's output.
+        """
 
     def _calibrated(self, build: Building, logits: str) -> str:
         return logits if self.calibration is None else self.calibration.write(build, logits)

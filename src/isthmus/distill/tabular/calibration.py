@@ -29,14 +29,21 @@ class Calibrator(nn.Module, ABC):
 
     @abstractmethod
     def learn(self, logits: Array, labels: Index) -> None:
-        """Fit this map, in place, to logits of the validation rows, (n,) or (n, classes), and their labels (n,)."""
+        """Fit this calibration in place after training.
+
+        `logits` are the student's logits for the validation rows, (n,) or (n, classes), and `labels` their labels,
+        (n,).
+        """
 
     @abstractmethod
     def forward(self, logits: Tensor) -> Tensor: ...
 
     @abstractmethod
     def write(self, build: Building, logits: str) -> str:
-        """Add this map to an ONNX graph, after the tensor named `logits`; return the name of the calibrated tensor."""
+        """Add this calibration to the ONNX graph of a student, and return the name of the tensor of calibrated logits.
+
+        `logits` is the name of the tensor to calibrate.
+        """
 
 
 def create_calibrator(declared: Calibration | None) -> Calibrator | None:
@@ -127,12 +134,12 @@ class IsotonicCalibrator(Calibrator):
 
 
 def points(logits: Array, labels: Index) -> tuple[Array, Array]:
-    """Fit an increasing, piecewise linear map of logits; return the start of each line and the mapped value there.
+    """Fit an increasing, piecewise linear calibration; return the start of each line and its calibrated logit.
 
-    `logits` are (n,), with labels of 0 and 1. They are sorted into sqrt(n) / 2 bins, at least 1 and at most 15.
-    Adjacent bins merge until the share of ones increases from bin to bin ("pool adjacent violators", Ayer et al., 1955)
-    and no line is steeper than `STEEPEST` (10). Half a one and half a zero are added to each bin, so that no share is 0
-    or 1.
+    `logits` are (n,), and `labels` their labels, 0 or 1. Sorts the logits into sqrt(n) / 2 bins, at least 1 and at most
+    15. Merges adjacent bins until the share of ones increases from bin to bin ("pool adjacent violators", Ayer et al.,
+    1955) and no line is steeper than `STEEPEST` (10). Adds half a one and half a zero to each bin, so that no share is
+    0 or 1.
     """
     order = np.argsort(logits, kind="stable")
     # A bin's mean logit represents the bin only if its logits are close, so prefer noisy bins to wide ones.

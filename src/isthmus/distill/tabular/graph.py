@@ -25,12 +25,12 @@ REFUSED = "refused"
 
 
 def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelProto:
-    """Return the ONNX graph of a student, from raw values to the student's output in float32.
+    """Return the ONNX graph of a tabular student, from raw inputs to its output in float32, to export the student.
 
-    Its inputs are `numeric`, float32 (N, numbers) with NaN for null; `categories`, string (N, categories) with "" for
-    null; and the inputs of the request transforms, if any. Fields that request transforms compute are not in `numeric`
-    and `categories`; they come last in the network. An input without fields is omitted. Boolean inputs are uint8, since
-    ONNX Runtime's Swift package does not accept bool. The output is NaN in rows that a request transform rejects.
+    The graph's inputs are `numeric`, float32 (N, numbers) with NaN for null, `categories`, string (N, categories) with
+    "" for null, and the raw inputs of the request transforms in `request`. An input without columns is left out. Fields
+    that request transforms compute are not inputs, since the graph computes them. Boolean inputs are uint8, since ONNX
+    Runtime's Swift package does not accept bool. The output is NaN in rows that a request transform rejects.
     """
     build, request = Building(), request or RequestInputs()
     inputs: list[onnx.ValueInfoProto] = []
@@ -60,11 +60,6 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
 
 def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
-    """Return the ONNX graph that prepares raw inputs for the network: the part of `graph` before the first layer.
-
-    Its outputs are the tensors of `core_tensors`. If a request transform may reject rows, the graph also has the output
-    `refused`, bool (N,).
-    """
     build = Building()
     inputs: list[onnx.ValueInfoProto] = []
     prepared = _prepared(build, student, request, inputs, truth=TensorProto.BOOL)
@@ -85,9 +80,10 @@ def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
 
 
 def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput]) -> bytes:
-    """Return the content of `head.json`: how clients without ONNX Runtime prepare raw inputs for the network.
+    """Return the content of `head.json`, which tells clients without ONNX Runtime how to prepare raw inputs.
 
-    Raise a GateFailed if a request transform uses an operator whose results are not bitwise equal in every language.
+    `request` has the request transforms in the student, and `inputs` are the raw inputs of its graph. Raise a
+    GateFailed if a request transform uses an operator whose results are not bitwise equal in every language.
     """
     model = head_graph(student, request)
     outputs = {tensor.name: tensor.element for tensor in core_tensors(student)}

@@ -17,12 +17,12 @@ _MOST_VALUES = 1024
 
 
 def separation_auc(values: Values, labels: Array) -> float:
-    """Return the AUC, 0.5 to 1, with which an input's values, (n,), separate labels of 0 and 1, (n,).
+    """Return the AUC, 0.5 to 1, with which a single input predicts labels of 0 and 1, to detect leaks.
 
-    A value near 1 means that the input leaks the label. It is the best AUC of three orders: rising values, falling
-    values, and null or not. Arrays have only the last order. Texts are ordered by their share of ones in the even rows
-    and scored on the odd rows, so a unique key does not count as a leak. An order with fewer than `FEW` (20) zeros or
-    ones counts as 0.5.
+    Near 1, the input reveals the label. `values` has the input's values, and `labels` the labels of the same rows,
+    (n,). The result is the best AUC of three scores: the value, the negative value, and whether the value is null. For
+    arrays only the last one counts. A text's score is the share of ones among its even rows, measured on the odd rows,
+    so a unique key does not seem to reveal the label. A score with fewer than `FEW` (20) zeros or ones counts as 0.5.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]
@@ -33,11 +33,12 @@ def separation_auc(values: Values, labels: Array) -> float:
 
 
 def mean_recall(values: Values, labels: Array) -> float:
-    """Return the mean recall, 0 to 1, with which an input's values, (n,), predict classes, (n,).
+    """Return the mean recall, 0 to 1, with which a single input predicts classes, to detect leaks.
 
-    A value near 1 means that the input leaks the label. Each odd row is predicted as the most common class of the even
-    rows with the same value, so a unique key does not count as a leak. Null is a value. With more than 1,024 distinct
-    numbers, neighbors count as the same value. Classes with fewer than `FEW` (20) odd rows are left out. Return 0 if
+    Near 1, the input reveals the label. `values` has the input's values, and `labels` the class numbers of the same
+    rows, (n,). Predicts each odd row as the most common class of the even rows with the same value, so a unique key
+    does not seem to reveal the label. Null counts as a value. If there are more than 1,024 distinct numbers,
+    neighboring numbers count as the same value. Ignores classes with fewer than `FEW` (20) odd rows, and returns 0 if
     fewer than two classes remain.
     """
     places, classes = _places(values), int(labels.max(initial=0)) + 1
@@ -52,10 +53,11 @@ def mean_recall(values: Values, labels: Array) -> float:
 
 
 def rank_correlation(values: Values, labels: Array) -> float:
-    """Return the absolute Spearman correlation of an input's values, (n,), with labels, (n,), without null rows.
+    """Return the absolute Spearman correlation of a single input with numeric labels, to detect leaks.
 
-    A value near 1 means that the input leaks the label. Texts are ordered by their mean label in the even rows and
-    scored on the odd rows. Return 0 for arrays, for constant values, and for fewer than `FEW` (20) rows.
+    Near 1, the input reveals the label. `values` has the input's values, and `labels` the labels of the same rows,
+    (n,). Ignores rows in which the input is null. A text is ranked by the mean label of its even rows, and measured on
+    the odd rows. Returns 0 for arrays, for constant values, and for fewer than `FEW` (20) rows.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]

@@ -36,9 +36,10 @@ Convert = Callable[[Prediction, str], Array]
 def probabilities(logits: Array) -> Array:
     """Return probabilities: of the second class for logits (teachers, n), of each class for (teachers, n, classes)."""
     if logits.ndim == 2:
-        return 1 / (1 + np.exp(-logits))
-    raised = np.exp(logits - logits.max(-1, keepdims=True))
-    return raised / raised.sum(-1, keepdims=True)  # type: ignore[no-any-return]
+        second: Array = 1 / (1 + np.exp(-logits))
+        return second
+    raised: Array = np.exp(logits - logits.max(-1, keepdims=True))
+    return raised / raised.sum(-1, keepdims=True)
 
 
 def logits(probabilities: Array) -> Array:

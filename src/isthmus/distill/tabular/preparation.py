@@ -26,10 +26,6 @@ NUMBERS = "numbers"
 
 
 def fit_preparation(rows: Any, plan: Plan, before: int) -> Preparation:
-    """Fit the preparation steps of a plan to the training rows of a Spark DataFrame.
-
-    These are the rows with an event time before `before` (microseconds since 1970) and a label that was known by then.
-    """
     return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 

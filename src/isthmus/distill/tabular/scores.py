@@ -37,20 +37,19 @@ class Scores:
         self.student_inputs = task.material.request_inputs.graph_inputs(task.material.student_inputs)
 
     def teacher(self, rows: Columns) -> Array:
-        """Return the teacher's scores for rows, given as a column per input; fit the teacher on first use."""
         if isinstance(self.teacher_model, UserTeacher):
-            return self.scores(self.teacher_model.answers(rows))
+            return self.from_outputs(self.teacher_model.answers(rows))
         count = len(next(iter(rows.values())).data)
-        return self.scores(self.teacher_model.answers(network_inputs(rows, self._material.teacher_inputs, count)))
+        return self.from_outputs(self.teacher_model.answers(network_inputs(rows, self._material.teacher_inputs, count)))
 
-    def scores(self, answers: Array) -> Array:
-        """Convert the teacher's outputs (logits or standardized numbers) to scores (probabilities or numbers)."""
+    def from_outputs(self, answers: Array) -> Array:
         return self._student.answer.from_scores(answers)
 
     def student(self, rows: Columns) -> tuple[Array, Case]:
-        """Return the student's scores for rows, and a Case with the graph's inputs for these rows.
+        """Return the student's scores for rows outside the training set, and inputs to run its package on these rows.
 
-        `rows` has a column per input. Scores are NaN in rows that a request transform rejects.
+        `rows` has a column of values per raw input of the graph. Scores are NaN in rows that a request transform
+        rejects. The returned case has the inputs of the graph, but no expected outputs.
         """
         complete, refused = self._material.request_inputs.complete(rows)
         data = network_inputs(complete, self._material.student_inputs, len(refused))

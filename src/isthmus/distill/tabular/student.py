@@ -1,4 +1,4 @@
-"""The tabular student: a small network behind a preparation of raw values."""
+"""The tabular student: a small network, and the preparation of raw values before it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,9 +47,10 @@ class Student(nn.Module):
         return [table for table in self.embeddings if isinstance(table, nn.Embedding)]
 
     def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> Any:
-        """Return the scores of prepared rows: raw in training mode, calibrated or clipped in eval mode.
+        """Compute scores from prepared rows: uncalibrated in training mode, calibrated or clipped in eval mode.
 
-        In eval mode, a student with a calibration returns a dict of calibrated `logits` and `uncalibrated` logits.
+        `numbers` is float32 (n, width). `places` is int64 (n, texts): the row to look up in each embedding table. In
+        eval mode, a student with a calibration returns a dict with calibrated `logits` and `uncalibrated` logits.
         """
         scores = self.answer.scores(_last(self.embeddings, self.layers, numbers, places))
         if self.training:
@@ -58,7 +59,6 @@ class Student(nn.Module):
         return final if self.answer.calibration is None else {"logits": final, UNCALIBRATED: scores}
 
     def logits(self, data: TabularTensors) -> Array:
-        """Return the scores of raw rows, calibrated or clipped, float32 (n,) or (n, classes); switch to eval mode."""
         self.eval()
         with torch.inference_mode():
             scores = self(*map(torch.from_numpy, self.prepare(data)))
@@ -82,10 +82,6 @@ class CoreNetwork(nn.Module):
 
 
 def core_tensors(student: Student) -> tuple[TensorInfo, ...]:
-    """Describe the prepared inputs of a network: `numbers`, float32 (N, width), and `places`, int32 (N, texts).
-
-    `places` has the row to look up in each embedding table. An input without columns is left out.
-    """
     widths = student.prepare.preparation.width, len(student.embeddings)
     tensors = TensorInfo(NUMBERS, "float", ("N", widths[0])), TensorInfo(PLACES, "int32", ("N", widths[1]))
     return tuple(tensor for tensor, width in zip(tensors, widths, strict=True) if width)

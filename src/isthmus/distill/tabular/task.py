@@ -18,7 +18,7 @@ from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
 from isthmus.distill.declaredteachers import abstains, teachers
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.losses.objective import Objective
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.tabular.graph import graph, head
 from isthmus.distill.tabular.kinds.binary import BinaryLabels
@@ -45,7 +45,7 @@ from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced
 from isthmus.package.inputs import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
@@ -137,7 +137,6 @@ class TabularTask(Task):
         }
 
     def identities(self) -> Array:
-        """Return row numbers as keys of the teacher's cache, uint8 (n, 16): the teacher sees only this table."""
         names = np.zeros((self.material.table.num_rows, 2), np.int64)
         names[:, 1] = np.arange(len(names))
         return names.view(np.uint8)
@@ -168,7 +167,7 @@ class TabularTask(Task):
 
     def leaks(self) -> list[str]:
         material, train = self.material, self.material.parts.train
-        rows = train[spread(len(train), 100_000)]
+        rows = train[evenly_spaced(len(train), 100_000)]
         values = columns(material.table.take(rows), material.teacher_inputs)
         values |= columns(material.student_table.take(rows), material.student_inputs)
         return [f"{name} {leak}" for name, column in values.items() if (leak := self._kind.leak(column, rows))]
@@ -209,7 +208,6 @@ class TabularTask(Task):
         return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return `lift_kept`, the student's lift over chance / the reference's lift; {} if that is not above 0."""
         chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
         lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
         return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}
@@ -219,7 +217,10 @@ class TabularTask(Task):
         return graph(student, self.material.request_inputs)
 
     def network(self, student: nn.Module) -> None:
-        """Return None: request transforms and preparation exist only as ONNX operators."""
+        """Return None: no torch module computes all that the ONNX graph does.
+
+        Request transforms and preparation exist only as ONNX operators. Runtimes without ONNX get the `core` instead.
+        """
 
     def core(self, student: nn.Module) -> Core:
         assert isinstance(student, Student)  # noqa: S101 - created by `student`
@@ -256,12 +257,12 @@ class TabularTask(Task):
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
         return {self._kind.key: self._answer.to_scores(run(self.feeds(rows))[self._answer.name])}
 
-    def shipped(self, _teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
+    def shipped(self, _teacher: OutputCache) -> Mapping[str, tuple[bytes, str]]:
         learned = msgspec.json.encode(self._prepare.preparation) + b"\n"
         return {LEARNED: (learned, "what the training part taught about the inputs, which is inside the graph")}
 
     def content(self) -> str:
-        """Return a digest of prepared inputs and targets, since a fitted preparation may differ in its last bits."""
+        # A preparation that was fitted again may differ in its last bits, so hash the prepared columns.
         digest = hashlib.sha256()
         for column in (self._numbers, self._places, self._kind.targets):
             digest.update(f"{column.dtype} {tuple(column.shape)}".encode())

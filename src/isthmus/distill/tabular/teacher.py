@@ -27,7 +27,6 @@ class Learner(NamedTuple):
     classes: Sequence[str] | None = None
 
     def answer(self, model: Any, rows: Array) -> Array:
-        """Return a classifier's logits, (n,) for labels of 0 and 1, else (n, classes), or a regressor's numbers."""
         if isinstance(model, HistGradientBoostingRegressor):
             values: Array = model.predict(rows)
             return values
@@ -86,7 +85,6 @@ class Boosting(Teacher):
         return {self._learner.key: self._scores(self._fitted.matrix[batch])}
 
     def answers(self, data: TabularTensors) -> Array:
-        """Return outputs for rows outside the table, float32 (n,) or (n, classes); fit the teacher on first use."""
         matrix = np.concatenate([data.numeric, _codes(data.categories, self._fitted.words)], axis=1)
         matrix[:, self._fitted.empty] = 0.0
         return self._scores(np.clip(matrix, -_LARGEST, _LARGEST, out=matrix))
@@ -104,10 +102,6 @@ class Boosting(Teacher):
         return self._recipe
 
     def size(self) -> tuple[int, int]:
-        """Return the number of parameters (two per split, one per leaf) and the bytes of the trees.
-
-        Fit the teacher on first use.
-        """
         trees = [
             tree for step in self._fitted.model._predictors for tree in step
         ]  # scikit-learn has no public access to the trees

@@ -13,10 +13,10 @@ from isthmus.package.inputs import Feeds
 
 
 def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
-    """Run a module, already in eval mode on `device`, on rows in batches; return its outputs as float32 arrays by key.
+    """Run a student on rows in batches, to measure it; return its outputs by key, as float32 arrays.
 
-    Outputs that are not tensors are dropped. Raise a ConfigurationError if the sizes of an output differ between
-    batches.
+    `module` must be in eval mode and on `device`. `rows` has row numbers of the training set. Drops outputs that are
+    not tensors. Raise a ConfigurationError if an output has different sizes in different batches.
     """
     parts: list[dict[str, Tensor]] = []
     with torch.inference_mode():
@@ -36,10 +36,11 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 
 
 def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
-    """Raise a ConfigurationError if a module in eval mode is random, or if other rows change a row's output.
+    """Check that a model in eval mode computes each row's output from this row alone, and not at random.
 
-    The second check needs inputs and outputs with an entry per row, else it is skipped. Restores the module's buffers,
-    and torch's random state on the CPU. `whose` names the module in the error.
+    `rows` has a few row numbers of the training set to try. `whose` names the model in the error. Checks only for
+    randomness if an input or output does not have an entry per row. Leaves buffers and torch's random state on the CPU
+    unchanged. Raise a ConfigurationError if outputs differ.
     """
     batch = task.batch(torch.from_numpy(rows))
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -100,10 +101,10 @@ def _differences(
 
 
 def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, core: bool = False) -> dict[str, Array]:
-    """Run a graph on rows in batches; return its outputs by key, in the form that `Task.quality` takes.
+    """Run an exported graph on rows in batches, to measure it; return outputs by key, as `Task.quality` takes them.
 
-    `run` maps inputs to outputs, both by name. With `core`, `run` gets the inputs of the graph's numeric core, and must
-    run only the core.
+    `rows` has row numbers of the training set. `run` maps inputs to outputs, both arrays by name. With `core`, `run`
+    must run only the graph's numeric core, and gets the inputs of the core.
     """
 
     def running(places: Index) -> Callable[[Feeds], Answers]:

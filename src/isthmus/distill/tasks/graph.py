@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from isthmus.distill.tasks.task import Task
-from isthmus.distill.types import spread
+from isthmus.distill.types import evenly_spaced
 from isthmus.features.errors import ConfigurationError, Problem
 
 _ROWS = 8
@@ -16,7 +16,7 @@ _ROWS = 8
 
 
 def student_graph(task: Task, student: nn.Module) -> onnx.ModelProto:
-    """Return the ONNX graph of a student, without metadata about the machine that exported it.
+    """Export a student as the ONNX graph that a device runs, without metadata about the machine that exported it.
 
     Raise a ConfigurationError if the graph fixes an input size at a value that some validation rows do not have.
     """
@@ -37,7 +37,7 @@ def student_graph(task: Task, student: nn.Module) -> onnx.ModelProto:
 
 def _require_open(task: Task, graph: onnx.GraphProto) -> None:
     rows = task.material.parts.validation
-    rows = rows[spread(len(rows), _ROWS)]
+    rows = rows[evenly_spaced(len(rows), _ROWS)]
     batches = [*np.split(rows, len(rows)), *task.graph_batches(rows[:2])]
     fed = [task.feeds(batch) for batch in batches]
     sizes = {

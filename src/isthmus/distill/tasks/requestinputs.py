@@ -39,7 +39,6 @@ class RequestInputs:
         return (*(item for item in inputs if item.name not in computed), *rows)
 
     def complete(self, raw: Mapping[str, Values]) -> tuple[dict[str, Values], Mask]:
-        """Run the transforms on raw inputs; return all columns, raw and computed, and a mask of rejected rows."""
         columns = dict(raw)
         refused = np.zeros(len(next(iter(raw.values())).data), bool)
         for graph in self._graphs:

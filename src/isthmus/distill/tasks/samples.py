@@ -29,10 +29,6 @@ _EDGES: dict[str, tuple[Any, Any]] = {
 
 
 def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
-    """Return columns of five test rows for a model: nulls, zeros, largest values, smallest values, and `row`.
-
-    Texts in the last three rows are new to training. `types` has the type of each column.
-    """
     edge_rows = {}
     for name, values in row.items():
         dtype = types[name]
@@ -47,7 +43,6 @@ def take(columns: Columns, rows: Index | np.ndarray[Any, np.dtype[np.bool_]] | s
 
 
 def plain(columns: Columns, inputs: Iterable[ModelInput]) -> list[tuple[Any, ...]]:
-    """Return rows as JSON values, in the order of the inputs; NaN and infinities become texts such as "NaN"."""
     types = {item.name: item.dtype for item in inputs}
     return list(zip(*(_words(columns[name], dtype) for name, dtype in types.items()), strict=True))
 

@@ -31,28 +31,37 @@ class Split:
     boundaries: tuple[int, int] | None
 
 
-def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Split:
-    """Split rows by event time into parts; leave out rows whose label became known after the end of their part.
+def split(event_times: Index, label_times: Index, shares: tuple[float, float, float]) -> Split:
+    """Split rows by event time into training, validation and test parts, so that training knows nothing of later rows.
 
-    `event` has event times and `known` the times when labels became known, (n,) in microseconds. `shares` are the
-    parts' shares of the rows in order of event time. A boundary is the event time of the first row beyond a share, so
-    rows with equal times stay together. All rows at or after the second boundary are test rows. Raise a DataError if a
-    part is empty.
+    Leaves out training and validation rows whose label became known only after the end of their part.
+
+    Args:
+        event_times: event time of each row, (n,), in microseconds since 1970 UTC.
+        label_times: time when each row's label became known, (n,), in microseconds since 1970 UTC.
+        shares: shares of training, validation and test rows. Rows with equal event times stay together, so the actual
+            shares may differ.
+
+    Raises:
+        DataError: a part is empty.
     """
-    if not len(event):
+    if not len(event_times):
         raise DataError("training set", "no rows", expected="at least one row in each part")
-    ordered = np.sort(event)
+    ordered = np.sort(event_times)
     last = len(ordered) - 1
     first = int(ordered[min(int(shares[0] * len(ordered)), last)])
     second = int(ordered[min(int((shares[0] + shares[1]) * len(ordered)), last)])
     parts = Split(
-        np.flatnonzero((event < first) & (known <= first)),
-        np.flatnonzero((event >= first) & (event < second) & (known <= second)),
-        np.flatnonzero(event >= second),
+        np.flatnonzero((event_times < first) & (label_times <= first)),
+        np.flatnonzero((event_times >= first) & (event_times < second) & (label_times <= second)),
+        np.flatnonzero(event_times >= second),
         (first, second),
     )
     for name, begin, end in (("train", int(ordered[0]), first), ("validation", first, second)):
-        late = known[(event >= begin) & (event < end)] - event[(event >= begin) & (event < end)]
+        late = (
+            label_times[(event_times >= begin) & (event_times < end)]
+            - event_times[(event_times >= begin) & (event_times < end)]
+        )
         if len(late) and not len(getattr(parts, name)):
             raise DataError(
                 f"training set: {name} part",
@@ -69,10 +78,11 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
 
 
 def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) -> Split:
-    """Split rows by a column without nulls; rows with the same value are in the same part in every table.
+    """Split rows by the values of a column, such as a customer's id, so that each value is in only one part.
 
-    A hash of the value selects the part, so `shares` are shares of the distinct values, and only roughly of the rows.
-    Raise a DataError if a part is empty.
+    A hash of the value selects the part, so a value is in the same part in every table. `values` is the column, without
+    nulls. `shares` are the approximate shares of the distinct values for training, validation and test. Raise a
+    DataError if a part is empty.
     """
     first, second = (int(share * 2**64) for share in (shares[0], shares[0] + shares[1]))
     drawn = identities({"value": values})[:, :8].copy().view(">u8")[:, 0] if len(values) else np.array([], np.uint64)
@@ -101,11 +111,18 @@ def _filled(parts: Split, reason: Callable[[], str], expected: str, remedy: str)
 def split_table(
     table: pa.Table, shares: tuple[float, float, float], by: str | None = None, within: str | None = None
 ) -> Split:
-    """Split a training set by a hash of the column `by`, or by time if `by` is None.
+    """Split a training set into training, validation and test rows.
 
-    A split by time uses the columns `event_timestamp` and `known_at` (when the label became known). It leaves out rows
-    whose label became known after the end of their part. Rows with equal values in the column `within` stay together,
-    at their latest times. Raise a DataError if a column is missing or has nulls, or if a part is empty.
+    Args:
+        table: training set. A split by time needs the columns `event_timestamp` and `known_at` (when the label became
+            known). It leaves out training and validation rows whose label became known after the end of their part.
+        shares: shares of training, validation and test rows.
+        by: column of which each value is in only one part; None to split by time.
+        within: column whose equal values mark a group of rows, such as the results of a query. A split by time keeps a
+            group together, at the latest times of its rows. None if there are no groups.
+
+    Raises:
+        DataError: a column is missing or has nulls, or a part is empty.
     """
     if by is not None:
         return split_by_value(required_column(table, by, "the values to split by"), shares)
@@ -131,7 +148,6 @@ def _latest(times: Index, groups: Index) -> Index:
 
 
 def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
-    """Return the label column as int64; raise a DataError unless all labels are 0 or 1, and each part has both."""
     labels = whole_numbers(table, label, pa.int64())
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):

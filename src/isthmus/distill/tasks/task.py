@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.evaluation.metrics import agreement, cosine
 from isthmus.distill.losses.objective import Objective
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.outputs.identity import identities
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.split import Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, by_key
-from isthmus.distill.types import Answers, Array, Index, in_batches, spread
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced, in_batches
 from isthmus.features.latency import Latency
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress, silent
@@ -85,12 +85,18 @@ class Material:
 
     @property
     def student_table(self) -> pa.Table:
-        """The table with the student's inputs: `device` if there is one, else `table`; both have the same rows."""
+        """Table to read the student's inputs from: `device` (inputs as a device sees them) if it is set, else `table`.
+
+        Both have the same rows.
+        """
         return self.table if self.device is None else self.device
 
     @cached_property
     def parts(self) -> Split:
-        """The row numbers for training, validation and test. Raises a DataError if the table cannot be split."""
+        """Row numbers of the training, validation and test parts: `division` if it is set, else the declared split.
+
+        Raises a DataError if the table cannot be split.
+        """
         if self.division is not None:
             return self.division
         label = self.declaration.label
@@ -132,11 +138,18 @@ class Case:
     numbers: Sequence[int] = ()
 
     def row_name(self, row: int) -> str:
-        """Return a name of a row of this case for messages: "row 7 of the training set" or "golden row 2"."""
+        """Return a name for a row of this case, for messages: "row 7 of the training set" or "golden row 2".
+
+        `row` is the row's index in this case. A golden row is a row that a package stores to check itself.
+        """
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the inputs for a model file: `core` if the file holds only the numeric core, else `feeds`."""
+        """Return the inputs with which to run a model file: `core` if the file has only the numeric core, else `feeds`.
+
+        `variant` is the file's entry in the package's manifest. The numeric core is the part of the graph without texts
+        and booleans.
+        """
         return self.core if variant.core else self.feeds
 
 
@@ -209,182 +222,237 @@ class Task(ABC):
         self.shape = {**self.shape, **material.declaration.shape}
 
     def with_shape(self, shape: Mapping[str, Any]) -> Self:
-        """Return a copy of this task with other values for some options of its `shape`; the other options stay."""
+        """Return a copy of this task with other values for some options of its `shape`, for a search to try.
+
+        Options that are not in `shape` keep their values.
+        """
         task = copy.copy(self)
         task.shape = {**self.shape, **shape}
         return task
 
     @abstractmethod
     def teacher(self) -> Teacher:
-        """Create the teacher, whose outputs the student learns."""
+        """Create the teacher: the model whose outputs the student learns."""
 
     def references(self) -> Mapping[str, Teacher]:
-        """Return further models that the report measures next to the teacher, by name; none by default."""
+        """Return other models that the report compares with the student, by name; {} by default."""
         return {}
 
     @abstractmethod
     def asked(self, rows: Index) -> Any:
-        """Return these rows as a batch for the teacher and the references, in the form that both accept."""
+        """Return rows of the training set as a batch for the teacher, in the form that its `ask` takes.
+
+        `rows` has row numbers. The models of `references` get the same batches.
+        """
 
     def tokenizers(self) -> tuple[Any, Any] | None:
-        """Return the tokenizers of teacher and student, or None, the default, for a task without text.
+        """Return the tokenizers of teacher and student, to check before training that both return the same ids.
 
-        A tokenizer is an object of the transformers or tokenizers library, or a function from text to ids. Before
-        training, both are compared on texts for which tokenizers often differ.
+        Return None, the default, for a task without text. A tokenizer is an object of the transformers or tokenizers
+        library, or a function from text to ids.
         """
         return None
 
     @abstractmethod
     def student(self) -> nn.Module:
-        """Create a student of the task's `shape`, with weights from torch's global random generator."""
+        """Create an untrained student as `shape` says, with weights from torch's global random generator."""
 
     def finished(self, student: nn.Module) -> nn.Module:
-        """Convert a trained student to the model that is measured and packaged; by default the student itself."""
+        """Convert a trained student to the model that is measured, saved and packaged; by default the student itself.
+
+        Also called on an untrained student, before saved weights are loaded into the result.
+        """
         return student
 
     def line(self) -> str:
-        """Return the Python source of the Distillation argument that reproduces the task's `shape`."""
+        """Return the Python source of the argument that sets `shape` in a Distillation, such as `shape={'width': 64}`.
+
+        A search returns it for the best student, to copy into `definitions.py`.
+        """
         return f"shape={dict(self.shape)!r}"
 
     @abstractmethod
     def batch(self, rows: Tensor) -> Batch:
-        """Return a batch for the student, on the CPU; `rows` has row numbers, int64 (n,)."""
+        """Return the student's inputs and labels for rows of the training set, on the CPU.
+
+        `rows` has row numbers, int64 (n,). Called for each batch in training and evaluation.
+        """
 
     def leaks(self) -> Sequence[str]:
-        """Return a description of each input that reveals the label on its own; none by default.
+        """Describe each input that reveals the label on its own; () by default.
 
-        If there are any, `distill` raises a DataError: the input is known too late, or makes a model unnecessary.
+        Called before training. If there is such an input, `distill` raises a DataError: the input is known too late, or
+        makes a model unnecessary.
         """
         return ()
 
     def groups(self, rows: Index) -> Index | None:  # noqa: ARG002 - for subclasses
-        """Return the group number of each row, or None, the default, without groups. A batch never splits a group."""
+        """Return the group number of each row, for tasks that need groups (such as a query's results) in one batch.
+
+        `rows` has row numbers of the training set. Return None, the default, for a task without groups.
+        """
         return None
 
     def after_training(self, student: nn.Module) -> None:  # noqa: B027 - most learn nothing more
-        """Fit parts of the student, such as a calibration, to the validation part, in place; by default do nothing."""
+        """Fit parts of a trained student, such as a calibration, to the validation rows, in place.
+
+        By default do nothing.
+        """
 
     @abstractmethod
     def objective(self) -> Objective:
-        """Return the student's objective: its losses and their weights.
+        """Return the losses that train the student, with their weights.
 
         The control (a student trained without the teacher) uses only the losses that do not need the teacher.
         """
 
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:  # noqa: ARG002 - for subclasses
-        """Return the batch to train on instead of `batch`, for example one that the student generated.
+        """Return the batch to train on instead of `batch`, such as texts that the student generates.
 
-        By default returns `batch`. Not called for the control (a student trained without the teacher). Draw random
-        numbers from torch's global generator, so that a run that was killed resumes with the same numbers.
+        Returns `batch` by default. Called in each training step whose objective uses the teacher, so not for the
+        control (a student trained without the teacher). Draw random numbers from torch's global generator, so that a
+        run that was killed resumes with the same numbers.
         """
         return batch
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return a model's metrics for these rows by name, NaN if undefined.
+        """Return the metrics of a model on some rows, by name; NaN for an undefined metric.
 
-        `answers` has the model's outputs, and `teacher` the teacher's outputs for the same rows.
+        Called for teacher, student, control and references. `rows` has row numbers of the training set. `answers` has
+        the model's outputs for these rows by key, and `teacher` the teacher's outputs for the same rows.
         """
 
     def score(self, answers: Answers, rows: Index, teacher: Answers) -> float:
-        """Return only the metric that `self.metric` names. Override this if that is faster than `quality`."""
+        """Return only the metric that `self.metric` names, for example to select the best weights during training.
+
+        The arguments are as in `quality`. Override this if there is a faster way than `quality`.
+        """
         return self.quality(answers, rows, teacher)[self.metric]
 
     @abstractmethod
     def model(self, student: nn.Module) -> ModelProto:
-        """Return the ONNX graph of a student, as a device runs it."""
+        """Export a student as the ONNX graph that a device runs."""
 
     def network(self, student: nn.Module) -> nn.Module | None:
-        """Return a torch module that computes the graph's outputs from the tensors of `feeds`, in order.
+        """Return a torch module that computes the outputs of the ONNX graph, to convert it for runtimes without ONNX.
 
-        Other runtimes than ONNX Runtime are converted from it. By default it is the student. Return None if no module
+        Its arguments are the tensors of `feeds`, in order. By default it is the student. Return None if no torch module
         computes everything that the graph does.
         """
         return student
 
     def writer(self, student: nn.Module) -> "TextWriter | None":  # noqa: ARG002 - for subclasses
-        """Return the text generator of a student in eval mode, or None, the default, for a task without one."""
+        """Return the text generator to package instead of a single graph; None by default, for tasks without one.
+
+        `student` is a trained student in eval mode.
+        """
         return None
 
-    def figures(
-        self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
-    ) -> Mapping[str, float]:
-        """Measure a model file of a text generator, and return named values on which gates may be declared.
+    def figures(self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: OutputCache) -> Mapping[str, float]:
+        """Measure a model file of a text generator at export; return results by name, which gates may check.
 
-        `run` runs the model file, and `teacher` has the teacher's outputs for all rows. Implement this only if `writer`
-        returns a text generator.
+        `run` maps the model file's inputs to its outputs, both arrays by name. `teacher` has the teacher's outputs for
+        all rows. Implement this if `writer` returns a text generator; by default it raises NotImplementedError.
         """
         raise NotImplementedError
 
     def tolerances(self, student: nn.Module) -> Mapping[str, float]:  # noqa: ARG002 - for subclasses
-        """Return the largest allowed difference between package and student, per precision; `tolerance` by default."""
+        """Return the largest allowed difference between the outputs of a package and its student, by precision.
+
+        Used when a package is exported; `tolerance` by default. Override it if the limits depend on the trained
+        student.
+        """
         return self.tolerance
 
     def graph_batches(self, rows: Index) -> Iterator[Index]:
-        """Yield the rows in batches of at most `graph_rows`, or `at_once` if that is None."""
+        """Split row numbers into batches that the exported graph accepts.
+
+        A batch has at most `graph_rows` rows, or `at_once` rows if `graph_rows` is None.
+        """
         return in_batches(rows, self.graph_rows or self.at_once)
 
     def core(self, student: nn.Module) -> Core | None:  # noqa: ARG002 - for subclasses
         """Return the numeric part of the graph, for runtimes without strings and booleans; None by default.
 
-        Return None if `network` covers the whole graph. With a core, also implement `core_feeds` and fill `Case.core`.
+        Return None if `network` covers the whole graph. If you return a core, also implement `core_feeds` and fill
+        `Case.core`.
         """
         return None
 
     def core_feeds(self, rows: Index) -> Feeds:
-        """Return the inputs of the core for these rows, arrays by name. Needed only if `core` returns a core."""
+        """Return the inputs of the graph's numeric core (see `core`) for rows of the training set: arrays by name.
+
+        `rows` has row numbers. Implement this if `core` returns a core; by default it raises NotImplementedError.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def feeds(self, rows: Index) -> Feeds:
-        """Return the inputs of the graph for these rows, arrays by name."""
+        """Return the exported graph's inputs for rows of the training set: arrays by name.
+
+        `rows` has row numbers.
+        """
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
-        """Return the outputs that the exported graph should give, computed in torch by a student in eval mode.
+        """Compute in torch the outputs that the exported graph should return, to check a package.
 
-        By default, passes the tensors of `feeds` to the student, in order. Call it with gradients disabled.
+        `student` is in eval mode. `feeds` has the graph's inputs: arrays by name. By default, passes them to the
+        student as tensors, in order. Call this with gradients disabled.
         """
         outputs = answers(self, student(*map(torch.from_numpy, feeds.values())))
         return {key: value.numpy() for key, value in outputs.items() if isinstance(value, Tensor)}
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return a case for these rows: the graph's inputs, and the outputs that the student computes in torch."""
+        """Return a case to check a model file: the graph's inputs, and the outputs that the student computes in torch.
+
+        `rows` has row numbers of the training set.
+        """
         fed = self.feeds(rows)
         return Case(fed, self.expected(student, fed))
 
     def numbered_case(self, student: nn.Module, rows: Index) -> Case:
-        """Return the `case` of these rows with their row numbers, so that messages can name them."""
+        """Return the `case` of some rows together with their row numbers, so that error messages can name a row.
+
+        `rows` has row numbers of the training set.
+        """
         return replace(self.case(student, rows), numbers=rows.tolist())
 
     def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - for subclasses
-        """Return cases with inputs that may occur on a device but not in the training set; empty by default."""
+        """Return cases with inputs that a device may see but the training set lacks, such as nulls; () by default.
+
+        A package stores these cases to check itself.
+        """
         return ()
 
     def cases(self, student: nn.Module) -> list[Case]:
-        """Return the golden cases, with which a package is checked: `golden` test rows, and the cases of `edges`."""
+        """Return the cases that a package stores to check itself: test rows (`self.golden` of them), and `edges`."""
         test = self.material.parts.test
-        usual = [self.numbered_case(student, test[spread(len(test), self.golden)])] if self.golden else []
+        usual = [self.numbered_case(student, test[evenly_spaced(len(test), self.golden)])] if self.golden else []
         return [*usual, *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Run a graph with the function `run` on these rows; return its outputs in the form that `quality` takes."""
+        """Run an exported graph on rows of the training set, and return its outputs in the form that `quality` takes.
+
+        Used to measure a model file. `run` maps the graph's inputs to its outputs, both arrays by name.
+        """
         return run(self.feeds(rows))
 
-    def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
-        """Return further files for a package, (content, purpose) by name; {} by default.
+    def shipped(self, teacher: OutputCache) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
+        """Return additional files for a package, by name: content and purpose (a text for the manifest); {} by default.
 
-        `teacher` has the teacher's outputs for all rows.
+        `teacher` has the teacher's outputs for all rows of the training set.
         """
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Compare student and teacher on the same rows; return measures of agreement for the report.
+        """Measure how well the outputs of a student and the teacher agree on the same rows, for the report.
 
-        Uses the first output that has the same key and shape in both.
-
-        For logits, returns `agreement` and `kl`; each token of a text counts. For other outputs, returns `cosine`, NaN
-        if a row is all zero. If the teacher returns `indexes` of its best classes, returns `agreement` alone. Returns
-        {} if no output can be compared.
+        If the teacher's logits are cached only as `indexes` of the best classes, returns `agreement`, the share of rows
+        with the same best class. Otherwise compares the first output that has the same key and shape in both. For
+        logits, returns `agreement` and `kl`, the mean Kullback-Leibler divergence, where each token of a text counts as
+        a row. For other outputs, returns `cosine`, the mean cosine similarity, NaN if a row is all zero. Returns {} if
+        no output can be compared.
         """
         if "logits" in student and "indexes" in teacher:
             return {"agreement": float((student["logits"].argmax(-1) == teacher["indexes"][..., 0]).mean())}
@@ -399,56 +467,66 @@ class Task(ABC):
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """Return a copy of this task that has only `rows`, with inputs from `table`, in the same order.
+        """Return a copy of this task with only some rows and with other inputs, to measure a student on older features.
 
-        Rows of the copy are numbered from 0. Used to measure a student on older features. Only `Tabular` implements
-        this; other tasks raise NotImplementedError.
+        `rows` has row numbers of the training set. `table` has the inputs of these rows, in the same order. The copy
+        numbers its rows from 0. Only `Tabular` implements this; other tasks raise NotImplementedError.
         """
         raise NotImplementedError
 
     def raw_case(self, student: nn.Module, raw: Mapping[str, Values]) -> Case:
-        """Return a case from raw values of the graph's inputs, given as a column per input.
+        """Return a case from raw inputs, to check a package with the inputs that a device sees.
 
-        Used to check a package with the inputs that a device sees. Only `Tabular` implements this; other tasks raise
-        NotImplementedError.
+        `raw` has a column of values per input. Only `Tabular` implements this; other tasks raise NotImplementedError.
         """
         raise NotImplementedError
 
     def sliced(self, rows: Index) -> pa.Table:
-        """Return the columns by which the report groups rows to find slices: the student's inputs except times."""
+        """Return the columns by which the report groups test rows to find slices with low quality.
+
+        By default these are the student's inputs except times. `rows` has row numbers of the training set.
+        """
         inputs = [item.name for item in self.material.student_inputs if item.dtype != UnixTimestamp]
         return self.material.table.select(inputs).take(rows)
 
     def identities(self) -> Array:
-        """Return a key per row for the cache of teacher outputs, uint8 (n, 16); by default a hash of the inputs."""
+        """Return a key per row of the training set, uint8 (n, 16), under which the teacher's outputs are cached.
+
+        By default it is a hash of the teacher's inputs.
+        """
         return identities(self.material.table.select([item.name for item in self.material.teacher_inputs]))
 
     def options(self) -> dict[str, Any]:
-        """Return plain data that also determines the teacher's outputs, for the key of their cache; {} by default."""
+        """Return options that change the teacher's outputs, by name, as part of their key in the cache; {} by default.
+
+        Outputs with other options are cached separately. The values must be plain data, such as numbers, texts and
+        lists.
+        """
         return {}
 
     def content(self) -> str:
-        """Return a digest of the training data without the teacher's outputs; by default `Material.training_set`."""
+        """Return a digest of the training data, without the teacher's outputs; by default `Material.training_set`.
+
+        A training run resumes from a checkpoint only if this is unchanged.
+        """
         return self.material.training_set
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - for subclasses
-        """Return further results for the report, with the names in `measured`; {} by default.
+        """Return additional results for the report, computed from the metrics of several models; {} by default.
 
-        `quality` has the metrics of each model, by model name.
+        `quality` has each model's test metrics, by model name and metric name. List the names of the results in
+        `measured`.
         """
         return {}
 
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - for subclasses
-        """Return further files, content by name, to store next to a student's weights; none by default.
+        """Return additional files to store next to a student's weights, content by name; {} by default.
 
-        `identity` is the student's id.
+        For example, data that is fitted to the training rows and needed to load the student. `identity` is the
+        student's id.
         """
         return {}
 
 
 def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
-    """Return a student's outputs by key. A mapping is unchanged; a tuple or a tensor gets the keys in `task.keys`.
-
-    Raise a ConfigurationError if the number of outputs differs from the number of keys.
-    """
     return by_key(outputs, task.keys, f"{task.material.declaration.where}: student")

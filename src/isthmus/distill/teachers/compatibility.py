@@ -38,16 +38,18 @@ def compatible(
     student: nn.Module | None = None,
     tokenizers: tuple[Any, Any] | None = None,
 ) -> Teacher:
-    """Check that a teacher fits the student; return the teacher, with its classes in the order of `labels` if named.
+    """Check before training that a teacher fits a student; return the teacher, with its classes in the student's order.
 
     Args:
-        teacher: teacher to check; it is called twice, and must return the same outputs.
-        batch: a few rows.
-        outputs: layout of each required output, such as "rows 3" or "rows tokens 768": a number is an exact size,
-            a word is a size that must be the same everywhere.
-        labels: labels of the student, in the order of its logits. The teacher's order may differ.
-        student: student, which must not share a parameter with the teacher.
-        tokenizers: tokenizers of teacher and student, from transformers or tokenizers, or functions from text to ids.
+        teacher: teacher to check. It is called twice, and must return the same outputs.
+        batch: a few rows, in the form that the teacher takes.
+        outputs: layout of each output that the teacher must have, by key, such as "rows 3" or "rows tokens 768". A
+            number is an exact size. A word is a size that must be equal in all layouts.
+        labels: class names in the order of the student's logits; None for a student without class names. The teacher
+            must have the same classes, in any order.
+        student: network that must not share a parameter with the teacher; None to skip this check.
+        tokenizers: tokenizers of teacher and student, which must return the same ids: objects of the transformers or
+            tokenizers library, or functions from text to ids. None to skip this check.
 
     Raises:
         ConfigurationError: lists every problem.
@@ -88,7 +90,6 @@ def compatible(
 
 
 def differing_tokens(teacher: Any, student: Any, texts: Sequence[str] = HARD_TEXTS) -> list[Problem]:
-    """Compare two tokenizers; return a problem for each text with different ids, and one for different vocabularies."""
     problems = []
     words: list[dict[str, int]] = [getattr(tokenizer, "get_vocab", dict)() for tokenizer in (teacher, student)]
     if all(words) and words[0] != words[1]:

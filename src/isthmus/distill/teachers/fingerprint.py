@@ -29,12 +29,16 @@ _NAMES = {"_name_or_path", "architectures", "id2label", "label2id", "transformer
 
 
 def fingerprint(value: Any, *, versioned: bool = False) -> str:
-    """Return a SHA-256 of a network, an estimator, a function, or a part of these; it changes when outputs may change.
+    """Return a SHA-256 of a model or a function that changes when its outputs may change, to identify cached outputs.
 
-    Arrays and tensors count by content. Functions and classes of the user count by their code and everything it refers
-    to; library functions and classes by name and library version. Other objects count by the state that pickle would
-    store, without pickling it. With `versioned`, parts that cannot be read count only by the name of their type: the
-    caller must then have a version that identifies them.
+    Arrays and tensors count by content. The user's functions and classes count by their code and everything that the
+    code refers to. Functions and classes of libraries count by name and library version. Other objects count by the
+    state that pickle would store, without pickling it.
+
+    Args:
+        value: a network, an estimator, a function, or a part of these.
+        versioned: True if the caller also identifies the model by a version. Parts whose state cannot be read then
+            count only by the name of their type.
 
     Raises:
         ConfigurationError: the state of a part cannot be read, and `versioned` is False.

@@ -86,10 +86,12 @@ class PretrainedTeacher(NetworkTeacher):
 
 
 def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tensor:
-    """Pool hidden states to a vector per row: the first position, or the mean of positions whose mask is not 0.
+    """Pool hidden states to one vector per row, to use them as an embedding: (rows, width).
 
-    `states` are (rows, positions, width), or feature maps (rows, channels, height, width). The mask is (rows,
-    positions); None averages over all positions.
+    Args:
+        states: hidden states (rows, positions, width), or feature maps (rows, channels, height, width).
+        mask: (rows, positions), 0 for positions to leave out of the mean, such as padding; None to average over all.
+        first: True to return the first position, without the mask, instead of the mean.
     """
     if states.ndim > 3:
         states = states.flatten(2).transpose(1, 2)
@@ -112,23 +114,23 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
     pooling: Literal["mean", "first"] = "mean",
     labels: Sequence[str] | None = None,
 ) -> PretrainedTeacher:
-    """Load a model of transformers from a local folder or the hub.
+    """Load a model of the transformers library as a teacher, from a local folder or the Hugging Face hub.
 
     Downloads only the configuration and safetensors. The model's class is the one that the configuration names, and
     must be part of transformers: code next to the weights is never run, and pickled weights are never read.
 
     Args:
         source: a folder, or the name of a repository on the hub.
-        keys: outputs to use.
+        keys: names of the outputs to use, such as "logits", "hidden.3" or "embedding"; see `PretrainedTeacher`.
         revision: commit, tag or branch of a repository. Only a commit never changes.
-        offline: use only repositories in the local cache.
+        offline: True to use only repositories in the local cache of the hub.
         device: device to compute on.
-        pooling: the output "embedding" is the mean over all positions, or the first position alone.
-        labels: class names; by default the configuration's.
+        pooling: computes the output "embedding" as the mean over all positions that count, or from the first position.
+        labels: class names in the order of the logits; by default the class names in a classifier's configuration.
 
     Raises:
-        ConfigurationError: lists all problems of the folder, or the weights that it lacks.
-        DependencyError: transformers is not installed, or the hub cannot be reached.
+        ConfigurationError: the folder has no model that transformers can load, or weights are missing.
+        DependencyError: transformers is not installed, or the repository cannot be downloaded.
     """
     try:
         import transformers

@@ -12,12 +12,13 @@ from isthmus.features.errors import ConfigurationError, Problem, one_of
 
 @contextmanager
 def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Record outputs of submodules: yield a dict that each call of `network` fills, by submodule name.
+    """Record the outputs of a network's submodules, such as hidden states, queries, keys and values, for use in a loss.
 
-    The dict has the latest output of each submodule in `names`, named as in `network.named_modules()`. This gives
-    access to hidden states, or to queries, keys and values. The hooks are removed at the end, also after an error.
-    Raises a ConfigurationError if a submodule does not exist, or, at the end, if the network has overwritten an output
-    in place.
+    Yields a dict from submodule name to the submodule's latest output. Each call of `network` in the `with` block fills
+    it. `names` are submodule names as in `network.named_modules()`.
+
+    Raises:
+        ConfigurationError: a submodule does not exist, or, at the end of the block, an output was overwritten in place.
     """
     where = f"submodules of {type(network).__name__}"
     modules = dict(network.named_modules(remove_duplicate=False))

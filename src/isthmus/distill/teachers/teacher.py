@@ -62,7 +62,7 @@ class Teacher(ABC):
 
     @property
     def runtime(self) -> str:
-        """The library that computes the teacher's outputs, for reports."""
+        """Name of the library that computes the teacher's outputs, for reports; "Python" by default."""
         return "Python"
 
     @property
@@ -70,12 +70,13 @@ class Teacher(ABC):
         return f"teacher {self.name}"
 
     def ask(self, batch: Any, *, rows: Sequence[int] | None = None) -> dict[str, Tensor]:
-        """Return the outputs for a batch: float32 (rows, ...) by key, on the teacher's device, without gradients.
+        """Compute and check the teacher's outputs for a batch: float32 (rows, ...) by key, without gradients.
 
-        `rows` has row numbers for error messages; by default the positions in the batch.
+        The outputs are on the teacher's device. `batch` has the form that the kind of teacher takes. `rows` has the
+        batch's row numbers, only for error messages; by default the positions in the batch.
 
         Raises:
-            ConfigurationError: the teacher is in training mode or was changed, or lacks an output.
+            ConfigurationError: the teacher is in training mode or was changed, or lacks an output in `keys`.
             DataError: an output is not finite, or has the wrong number of rows.
             DependencyError: the function of a `FunctionTeacher` fails.
         """
@@ -91,35 +92,42 @@ class Teacher(ABC):
         return answers
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 that changes when outputs may change; each call reads all weights.
+        """Return a SHA-256 that changes when the teacher's outputs may change, to identify cached outputs.
 
-        It covers the versions of the libraries that compute, but not the device or the batch size, which change only
-        the last bits of an output.
+        Each call reads all weights. Covers the versions of the libraries that compute, but not device and batch size,
+        which change only the last bits of an output.
         """
         form = {"keys": self.keys, "order": self._order, "version": self.version, "is": self._identity()}
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Yield the teacher's weights, if any; raise a ConfigurationError if it is not frozen or was changed."""
+        """Yield the teacher's weights, for example to check that training leaves them unchanged.
+
+        Yield nothing if the teacher has no known weights. Raise a ConfigurationError if it is in training mode,
+        requires a gradient, or was changed.
+        """
         self.hold()
         yield from self._weights()
 
     def size(self) -> tuple[int, int] | None:
-        """Return the number of the teacher's parameters and their bytes; None if they cannot be counted."""
+        """Return the teacher's number of parameters and their bytes, for reports; None if it has no known weights."""
         weights = list(self._weights())
         return (sum(t.numel() for t in weights), sum(t.nbytes for t in weights)) if weights else None
 
     def hold(self) -> None:
-        """Raise a ConfigurationError if the teacher is in training mode, requires a gradient, or was changed."""
+        """Check that the teacher is still frozen, before its outputs or weights are used.
+
+        Raise a ConfigurationError if it is in training mode, requires a gradient, or was changed since it was created.
+        """
         problems, remedy = self._thawed()
         if problems:
             raise ConfigurationError(self.where, problems, remedy=remedy)
 
     def relabelled(self, labels: Sequence[str]) -> "Teacher":
-        """Return a copy of the teacher whose outputs per class follow the order of `labels`.
+        """Return a copy of the teacher whose "logits" and "probabilities" have the classes in the order of `labels`.
 
-        Return the teacher itself if its classes already have this order. Raise a ConfigurationError if the teacher's
-        labels are unknown or not the same set.
+        `labels` are the student's class names. Return the teacher itself if its classes already have this order. Raise
+        a ConfigurationError if the teacher's class names are unknown, or are not the same names as in `labels`.
         """
         if self.labels is None:
             raise ConfigurationError(self.where, [Problem("labels", "unknown", "labels= passed to the teacher")])
@@ -193,7 +201,6 @@ _ABSTAINS = (
 
 
 def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
-    """Compare two lists of class names without their order; return a problem if they differ, else None."""
     if sorted(labels) == sorted(expected):
         return None
     more, less = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))
@@ -218,9 +225,10 @@ def tensor(value: Any, where: str, key: str) -> Tensor:
 
 
 def by_key(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
-    """Return a module's outputs by key. A mapping is unchanged; a tuple or a single output gets `keys`, in order.
+    """Return the outputs of a student or a network by key, whatever its `forward` returns.
 
-    Raise a ConfigurationError if the number of outputs differs from the number of keys.
+    A mapping is returned unchanged. A tuple or a single output gets `keys`, in order. `where` names the network in the
+    error. Raise a ConfigurationError if the number of outputs differs from the number of keys.
     """
     if isinstance(outputs, Mapping):
         return outputs
@@ -232,7 +240,6 @@ def by_key(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
 
 
 def count(batch: Any) -> int | None:
-    """Return the number of rows of a batch; None if it is unknown, or if parts of the batch differ in it."""
     if isinstance(batch, Mapping | tuple):
         parts = batch.values() if isinstance(batch, Mapping) else batch
         counts = {number for part in parts if (number := count(part)) is not None}

@@ -47,10 +47,6 @@ class Policy:
     recovering: bool = False
 
     def next(self, strained: bool, now: float, deepest: int) -> "Policy":
-        """Return the policy from the time `now` on, with a higher, lower or equal degree.
-
-        `strained` is True if a server's p99 is above its objective. `deepest` is the highest degree.
-        """
         if strained:
             settles = not self.recovering and now - self.changed < SETTLE_SECONDS
             if settles or self.degree == deepest:
@@ -93,10 +89,6 @@ class Throttle:
         return self._policy.degree == len(self._cores)
 
     def update(self) -> bool:
-        """Read the latency of servers, at most once a second, and adapt priority and cores; return True to pause.
-
-        Reports each change, and warns once if training has hardly run for `STARVED_SECONDS`.
-        """
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return self.pausing
@@ -120,10 +112,6 @@ class Throttle:
         return self.pausing
 
     def pause(self, ended: Sequence[int]) -> float:
-        """Sleep until servers no longer need the pause, or until `ended` has an entry; return the seconds slept.
-
-        `ended` is a list to which a signal handler appends.
-        """
         before, reported = self.paused, time.monotonic()
         self._looked = reported  # time since the decision to pause was work
         while self.update() and not ended:
@@ -168,11 +156,17 @@ class Throttle:
 def throttled(
     latency: Callable[[], Latency | None] | None, progress: Progress, threads: int, paused: Callable[[float], None]
 ) -> Iterator[Progress]:
-    """Yield a progress function that, when called, also slows down or pauses the process if servers need the machine.
+    """Slow down or pause work, such as computing a teacher's outputs, while servers on this machine need it.
 
-    Next to a server, the process has a lower priority from the start. If `latency` is None, yield `progress` itself.
-    `threads` is the number of threads of the work. `paused` is called with the seconds of each pause. At the end, the
-    process gets back its cores, and its priority as far as this user may raise it.
+    Yields a function to call in place of `progress`: each call also lowers the priority, or pauses, if needed. At the
+    end, the process gets back its cores, and its priority if this user may raise it.
+
+    Args:
+        latency: returns the recent latency of the servers on this machine, or None if no server runs. Pass None instead
+            of a function to never slow down.
+        progress: called with a text and the finished share.
+        threads: number of threads of the work; the process first gives up the cores beyond it.
+        paused: called with the seconds of each pause.
     """
     if latency is None:
         yield progress

@@ -28,10 +28,6 @@ class Priority:
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """Lower the priority of all threads, and keep them on the last `cores` cores.
-
-        With `idle`, threads run only when the machine is otherwise idle.
-        """
         if sys.platform == "linux":
             self._before = self._before or _current()
             for thread in _threads():
@@ -40,7 +36,6 @@ class Priority:
                 _set(thread, _Scheduling(policy, max(before.nice, NICE), frozenset(sorted(before.cores)[-cores:])))
 
     def restore(self) -> None:
-        """Restore the cores, and the priority as far as this user may raise it (sched(7), RLIMIT_NICE)."""
         if sys.platform == "linux" and self._before:
             for thread in _threads():
                 _set(thread, self._of(thread))

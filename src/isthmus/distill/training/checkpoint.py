@@ -65,7 +65,6 @@ class Checkpoints:
         self._next = _PLACES[0]
 
     def latest(self) -> tuple[RunState, dict[str, torch.Tensor]] | None:
-        """Return state and tensors of the run's newest intact checkpoint, or None; report skipped checkpoints."""
         records: dict[str, RunState] = {}
         for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
             try:
@@ -83,9 +82,10 @@ class Checkpoints:
         return None
 
     def write(self, state: RunState, tensors: Tensors) -> None:
-        """Write a checkpoint in place of the older one of the two.
+        """Write a checkpoint in place of the older of the run's two checkpoints, so that a killed run can resume.
 
-        Raise a DependencyError if that fails. Both earlier checkpoints then stay.
+        `state` and `tensors` are what `latest` returns. Raise a DependencyError if writing fails; both earlier
+        checkpoints then stay.
         """
         try:
             publish(self._folder / self._next, lambda fresh: self._fill(fresh, state, tensors))
@@ -117,7 +117,6 @@ def copy_weights(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def pack(module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors) -> dict[str, torch.Tensor]:
-    """Return all tensors for a checkpoint of a run, on the CPU: weights, the optimizer's state and the best weights."""
     tensors = {f"module.{name}": value for name, value in copy_weights(module).items()}
     tensors |= {f"best.{name}": value for name, value in best.items()}
     for place, values in optimizer.state_dict()["state"].items():
@@ -130,9 +129,10 @@ def pack_best(best: Tensors) -> dict[str, torch.Tensor]:
 
 
 def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Load the tensors of a checkpoint, from `pack` or `pack_best`, into module and optimizer; return the best weights.
+    """Load a checkpoint's tensors into a model and its optimizer, to resume a run; return the best weights so far.
 
-    Tensors of `pack_best` are only the best weights. They go into the module, and the optimizer starts anew.
+    `tensors` come from `pack` or `pack_best`. From `pack_best`, they have only the best weights: these go into
+    `module`, and the optimizer's state is reset.
     """
     begin = "best." if all(name.startswith(("best.", "random.")) for name in tensors) else "module."
     weights = {name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)}
@@ -155,9 +155,10 @@ def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimize
 
 
 def discard(folder: Path, *, finished: bool = True) -> None:
-    """Delete the checkpoints of a training run in `folder`; its event files (logged metrics) stay.
+    """Delete the checkpoints of a training run to free disk space. The run's event files (logged metrics) stay.
 
-    With `finished=False`, keep the checkpoints of a training that has ended, since its weights may still be needed.
+    `folder` is the folder of the run. With `finished=False`, keep the checkpoints if the training has ended, since its
+    weights may be needed again.
     """
     for place in _PLACES:
         if not finished and _is_over(folder / place):

@@ -9,12 +9,11 @@ from isthmus.features.errors import Problem
 
 
 def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -> Sequence[torch.Tensor]:
-    """Split shuffled rows into the batches of one training epoch, without splitting a group of rows.
+    """Shuffle rows and split them into the batches of one training epoch, with all rows of a group in the same batch.
 
-    `groups`, int64 (rows,), has the group number of each row. Each returned tensor has the row indexes of a batch,
-    int64. Groups come in random order, and the rows of a group keep their order. A group goes into the batch in which
-    its last row falls. So no batch is empty, and each has fewer than twice `batch` rows. No group may have more than
-    `batch` rows.
+    `groups`, int64 (rows,), has the group number of each row. `batch` is the intended number of rows per batch, and
+    must be at least the size of the largest group. Returns a tensor of row indexes, int64, for each batch. A group goes
+    into the batch in which its last row falls, so no batch is empty, and each has fewer than twice `batch` rows.
     """
     sizes = groups.bincount()
     order = torch.randperm(len(sizes), generator=generator)
@@ -27,7 +26,6 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
 
 
 def group_problems(groups: torch.Tensor, settings: TrainingSettings, processes: int, where: str) -> list[Problem]:
-    """Return a problem for each training setting (batch, accumulation, processes) that would split a group of rows."""
     largest, together = int(groups.bincount().max()), "1: a group of rows stays together"
     checks = [
         ("batch", settings.batch, settings.batch >= largest, f"at least {largest}, the rows of the largest group"),

@@ -98,8 +98,10 @@ class Training:
     def run(self) -> list[dict[str, float]]:
         """Train the module in place, and leave it in eval mode with the best weights.
 
+        With a `folder`, continue from the last checkpoint of the same run.
+
         Returns:
-            An entry per evaluation: step, means of loss and terms since the previous evaluation, and metrics.
+            An entry per evaluation: step, means of the loss and its terms since the previous evaluation, and metrics.
 
         Raises:
             ConfigurationError: settings are invalid, or `evaluate` does not return the metric `settings.gate`.
@@ -111,7 +113,12 @@ class Training:
         return self.train().state.history
 
     def train(self) -> Outcome:
-        """Train like `run`, with the same errors, but also return the final state and the seconds of pauses."""
+        """Train like `run`, for callers that need more than the evaluations. Raise the same errors as `run`.
+
+        Returns:
+            The trained module, the final state (step, history of evaluations), and the seconds that training paused to
+            make way for servers since it last resumed.
+        """
         problems = self.settings.problems(self.where)
         if self.groups is not None:
             problems += group_problems(self.groups, self.settings, self.accelerator.num_processes, self.where)

@@ -23,7 +23,11 @@ class RunLog:
         self._rows = 0
 
     def begin(self, step: int) -> None:
-        """Open the event files and start timing. At step 0, delete earlier event files, else hide later entries."""
+        """Open the TensorBoard event files and start timing. Call this once, before the first step.
+
+        `step` is the number of finished steps. If it is 0, delete event files of earlier runs. If a run continues at a
+        later step, TensorBoard no longer shows what the earlier process logged after that step.
+        """
         if self._folder:
             from torch.utils.tensorboard import SummaryWriter  # takes a quarter of a second
 
@@ -34,18 +38,16 @@ class RunLog:
         self._first, self._began = step, time.monotonic()
         self._last_line = self._last_point = self._began
 
-    def step(self, step: int, rows: int, values: Mapping[str, float], place: str) -> None:
-        """Log a step if a line or plot is due. `rows` counts rows since the last call; `place` begins the text."""
-        self._rows += rows
+    def step(self, step: int, new_rows: int, values: Mapping[str, float], prefix: str) -> None:
+        self._rows += new_rows
         now = time.monotonic()
         if self._writer and now - self._last_point >= PLOT_SECONDS:
             self._last_point = now
             self._write("step", step, values)
         if now - self._last_line >= LINE_SECONDS:
-            self._report(step, {"loss": values["loss"]}, place)
+            self._report(step, {"loss": values["loss"]}, prefix)
 
     def paused(self, seconds: float) -> None:
-        """Exclude a pause of `seconds` from the reported rows per second and the remaining time."""
         self._began += seconds
 
     def evaluation(self, step: int, means: Mapping[str, float], metrics: Mapping[str, float], place: str) -> None:

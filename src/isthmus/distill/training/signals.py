@@ -12,9 +12,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
-    """Record the first SIGINT or SIGTERM in the yielded list, instead of letting it stop the process.
+    """Yield a list to which the first SIGINT or SIGTERM is appended, so that training can stop between two steps.
 
-    Training checks the list between two steps. A second signal has its usual effect. Other threads record nothing.
+    The signal does not stop the process. Training checks the list after each step and then writes a checkpoint. A
+    second signal has its usual effect. Outside the main thread, no signal is caught and the list stays empty.
     """
     caught: list[int] = []
     before: dict[signal.Signals, Any] = {}

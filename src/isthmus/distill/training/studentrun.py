@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from isthmus.distill.accelerator import accelerator, enough_memory, threads
 from isthmus.distill.losses.objective import Objective
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.task import Task, TeacherBatch, answers
@@ -35,7 +35,7 @@ class TeacherBatches:
     """
 
     def __init__(
-        self, task: Task, rows: Index, outputs: TeacherOutputs, device: torch.device, *, with_teacher: bool
+        self, task: Task, rows: Index, outputs: OutputCache, device: torch.device, *, with_teacher: bool
     ) -> None:
         self._task, self._rows, self._outputs, self._device = task, torch.from_numpy(rows), outputs, device
         self._with_teacher = with_teacher
@@ -96,15 +96,17 @@ class StudentRun:
 
 
 def train_student(  # noqa: PLR0913 - all parts of a run
-    task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings,
+    task: Task, student: nn.Module, objective: Objective, outputs: OutputCache, settings: TrainingSettings,
     folder: Path, progress: Progress,
 ) -> StudentRun:  # fmt: skip
-    """Train a student in place, and leave it on the CPU with the best weights.
+    """Train a student in place on a task's training rows, and leave it on the CPU with the best weights.
 
-    Resume from a checkpoint of the same run in `folder`. Write checkpoints and event files there, and keep them. At the
-    end, call `Task.after_training`. Raise ConfigurationError, before the first step, if student, objective, outputs and
-    settings do not fit. Raise DependencyError if memory or disk is full, GateFailed if a number is not finite, and
-    Stopped on SIGINT or SIGTERM. After Stopped, the student has the best weights so far.
+    Write checkpoints and event files to `folder`, and keep them. Resume if `folder` has a checkpoint of the same run.
+    At the end, call `Task.after_training`. `objective` is the loss, and `outputs` are the teacher's cached outputs.
+
+    Raise ConfigurationError, before the first step, if student, objective, outputs and settings do not fit. Raise
+    DependencyError if memory or disk is full, GateFailed if a number is not finite, and Stopped on SIGINT or SIGTERM.
+    After Stopped, the student has the best weights so far.
     """
     parts, accelerated, where = task.material.parts, accelerator(task.material.profile), task.material.declaration.where
     device = accelerated.device

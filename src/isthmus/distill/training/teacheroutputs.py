@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from isthmus.distill.accelerator import threads
 from isthmus.distill.evaluation.metrics import interleaved
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.teachers.teacher import BY_CLASS, Teacher
 from isthmus.distill.throttle.policy import throttled
@@ -37,20 +37,23 @@ class TeacherCost(msgspec.Struct, frozen=True):
 
 
 def most_parameters(parameters: int, size: int) -> int:
-    """Return the maximum number of parameters that a student of this teacher may have.
+    """Return the maximum number of parameters of a student, since a student must not be larger than its teacher.
 
-    It is the teacher's own number, `parameters`, or `size` / 4 if that is more. `size` is the teacher's size in bytes,
-    so `size` / 4 counts float32 numbers. Trees have more numbers than parameters, since each node is a record.
+    Args:
+        parameters: number of the teacher's parameters.
+        size: size of the teacher in bytes. The maximum is at least `size` / 4, the number of float32 values of that
+            size. For trees, this is more than `parameters`, because each node stores several values.
     """
     return max(parameters, size // 4)
 
 
-def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
-    """Open the cached outputs of a teacher for the given rows of a task. Create their folder in `cache` if needed.
+def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> OutputCache:
+    """Open the cache of a teacher's outputs for some rows of a task, before training or counting missing outputs.
 
-    The result is indexed by position in `rows`, and computes missing outputs when they are first read. If the task has
-    classes, outputs per class get the task's order. Raise ConfigurationError if `teacher` is not a `Teacher`, or if it
-    has outputs per class whose labels differ from the task's classes.
+    Create the cache's folder in `cache` if needed. The result is indexed by position in `rows`, which are row indexes
+    of the task's table. It computes a missing output when it is first read. Outputs per class get the order of the
+    task's classes. Raise ConfigurationError if `teacher` is not a `Teacher`, or if its labels are unknown or are not
+    exactly the task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(
@@ -60,19 +63,14 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
         )
     if task.classes is not None and not {*BY_CLASS}.isdisjoint(teacher.keys):
         teacher = teacher.relabelled(task.classes)
-    return TeacherOutputs(
+    return OutputCache(
         cache, teacher, task.identities()[rows], lambda places: task.asked(rows[places]),
         contract=task.material.contract, form=task.form, options=task.options(), batch=task.at_once,
         note=lambda text: progress(text, 0.0),
     )  # fmt: skip
 
 
-def remaining_calls(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
-    """Describe how many calls a `FunctionTeacher` still needs, to announce their cost before training.
-
-    `first` has the indexes of the rows that are computed first. Return "" for other teachers, and if no output is
-    missing.
-    """
+def remaining_calls(teacher: Teacher, outputs: OutputCache, first: Index) -> str:
     if not (teacher.costly and outputs.missing):
         return ""
     extra = [(2, "to check that outputs repeat"), (0 if (outputs.path / _FILE).exists() else 1, "to time a row")]
@@ -82,14 +80,22 @@ def remaining_calls(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> 
 
 
 def complete_outputs(  # noqa: PLR0913 - all parts of a pass
-    task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
+    task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: OutputCache | None = None,
     *, paused: Callable[[float], None] = lambda _seconds: None,
-) -> tuple[TeacherOutputs, TeacherCost]:  # fmt: skip
-    """Compute a teacher's missing outputs for some rows of a task, and measure the teacher's cost. Return both.
+) -> tuple[OutputCache, TeacherCost]:  # fmt: skip
+    """Compute the teacher's outputs that the cache lacks, and measure the teacher's cost. Return outputs and cost.
 
-    Write both to `cache`. If both are already there, the teacher is not even loaded. Pass `outputs` if `open_outputs`
-    was already called with the same arguments. Pause while servers need the machine, and call `paused` with the seconds
-    of each pause. Raise the errors of `open_outputs` and of `TeacherOutputs.fill`.
+    Training calls this first, since a loss needs the outputs of all its rows. Both results are written to the folder
+    `cache`, and a second call only reads them. Pause while servers on this machine need its cores.
+
+    `rows` are row indexes of the task's table. `outputs` is the result of `open_outputs` for the same arguments, if the
+    caller already has it. `paused` is called with the seconds of each pause.
+
+    Raises:
+        ConfigurationError: the teacher does not fit the task, is not frozen, or lacks an output.
+        DataError: an output is not finite, does not fit float16, or has another size than before; or outputs are
+            missing and the teacher itself is not available.
+        DependencyError: the cache cannot be written.
     """
     outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:

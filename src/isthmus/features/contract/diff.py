@@ -59,7 +59,6 @@ class ServiceChange:
 
 
 def changes(old: Contract, new: Contract) -> list[ContractChange]:
-    """Return the declarations that differ between two contracts. The list is empty only if both have the same hash."""
     result = []
     if old.project != new.project:
         result.append(ContractChange("project", old.project, "renamed", (f"is now {new.project}",)))
@@ -83,28 +82,31 @@ def differences(old: Contract, new: Contract) -> list[str]:
 
 
 def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings that differ between two canonical forms. A missing setting equals None."""
     return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
 
 
 def rebuild_reasons(before: ViewContract, after: ViewContract) -> list[str]:
-    """Return the changed settings of a view that make its table outdated. A new `ttl`, for example, does not."""
+    """Return the names of a view's changed settings that require computing its table again.
+
+    Return [] if the stored rows stay correct. A new `ttl`, for example, only affects reading.
+    """
     columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
     unstored = {"ttl", "entities", "lookback", *(["fields"] if columns[0] == columns[1] else [])}
     return [part for part in changed_parts(before.as_dict(), after.as_dict()) if part not in unstored]
 
 
 def service_differences(old: Contract, new: Contract, service: str) -> list[str]:
-    """Describe each contract change that stops the models of a service, or adds or removes the service.
+    """Describe each contract change after which the models of a service need to be made again.
 
-    Return [] if existing models still run. Raise RequestError if neither contract has the service.
+    Return [] if models that were made for the contract `old` also run under the contract `new`. Adding or removing the
+    service counts as a change. Raise RequestError if neither contract has the service.
     """
     before, after = old.services.get(service), new.services.get(service) or old.service(service)
     # The name of the project is part of the key of every online row.
     if before is not None and service in new.services and (before.hash, old.project) == (after.hash, new.project):
         return []
     contracts = [contract for contract in (old, new) if service in contract.services]
-    views = {view for contract in contracts for view, _ in contract.read(service)}
+    views = {view for contract in contracts for view, _ in contract.stored_features(service)}
     definitions = [contract.views[view] for contract in (old, new) for view in views if view in contract.views]
     relevant = {("service", service), ("project", old.project)}
     relevant |= {("view", view) for view in views}
@@ -122,7 +124,6 @@ def view_differences(old: ViewContract, new: ViewContract) -> str:
 
 
 def service_changes(old: Contract, new: Contract) -> list[ServiceChange]:
-    """Return the effect of the change from `old` to `new` on each service's models, sorted by service name."""
     result = []
     for name in sorted({*old.services, *new.services}):
         because = tuple(service_differences(old, new, name))
@@ -132,7 +133,11 @@ def service_changes(old: Contract, new: Contract) -> list[ServiceChange]:
 
 
 def require_service(where: str, old: Contract, new: Contract, service: str) -> None:
-    """Raise ContractMismatch if `new` stops a service's models from `old`, RequestError if neither has the service."""
+    """Check that a service's models from the contract `old` run under the contract `new`, before serving one.
+
+    Raise ContractMismatch with the changes if they do not run, and RequestError if neither contract has the service.
+    `where` begins the message, for example "model delays".
+    """
     if because := service_differences(old, new, service):
         raise ContractMismatch(
             where, f"its service has changed since the package was exported ({summary(because)})",
@@ -146,8 +151,7 @@ def summary(lines: Sequence[str]) -> str:
     return "; ".join(lines[:_MOST]) + (f"; and {more} more" if more > 0 else "")
 
 
-def duration(micros: int | None) -> str:
-    """Return microseconds in words, exactly: "1 day 2 hours", "none" for 0, "unlimited" for None."""
+def duration_text(micros: int | None) -> str:
     if micros is None:
         return "unlimited"
     words = []
@@ -170,7 +174,7 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
         elif part == "label":
             words.append(_was(part, " ".join, was, now))
         elif part in _TIMES:
-            words.append(_was(part, duration, was, now))
+            words.append(_was(part, duration_text, was, now))
         elif part == "rules":
             old, new = ({name: str(FieldRule(*rule)) for name, *rule in rules or ()} for rules in (was, now))
             words += [f"the rule for {name} was ({old.get(name, 'none')}), is ({new.get(name, 'none')})"

@@ -42,9 +42,9 @@ class Generations:
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
-        """Read a project's contracts from the file `current` and from the files beside it.
+        """Read all contracts of a project: the current one from the file `current`, the others from files beside it.
 
-        A file that does not exist counts as empty. Raise ContractMismatch if a file is damaged.
+        A missing file counts as empty. Raise ContractMismatch if a file is damaged.
         """
         # In the reverse order of `write`: a contract that has just stopped being the next one is then read as current.
         upcoming = _read(current.with_name(NEXT), Contract.loads)
@@ -58,10 +58,11 @@ class Generations:
         return cls(contract, upcoming, retired, tuple(item.contract for item in forgotten))
 
     def write(self, current: Path) -> None:
-        """Write the current contract to the file `current`, and all other contracts to files beside it.
+        """Write the current contract to the file `current`, and the other contracts to files beside it.
 
-        Delete the file of the next or the forgotten contracts if it would be empty. If the process is killed between
-        two files, no contract that has rows is lost.
+        The others are the next one, the retired ones, which servers still use, and the forgotten ones, whose rows are
+        to be deleted. If there is no next contract, or no forgotten one, delete its file. A contract is written to its
+        new file before it is removed from its old one, so a killed process loses no contract.
         """
         # In this order, each contract is in its new file before it leaves its old one.
         if self.forgotten:
@@ -93,17 +94,22 @@ class Generations:
         return {view.hash: view for contract in self.contracts() for view in contract.views.values()}
 
     def compatible_contract(self, exported: Contract, service: str) -> Contract | None:
-        """Return the served contract under which models of `service` from the contract `exported` run, or None."""
         for contract in self.served():
             if service in contract.services and not service_differences(exported, contract, service):
                 return contract
         return None
 
     def require_compatible(self, where: str, exported: Contract, service: str) -> Contract:
-        """Return the served contract under which models of `service` from the contract `exported` run.
+        """Return a contract that servers use now and under which a model runs, before the model is deployed.
 
-        Raise ContractMismatch, with `where` in the message, if no served contract fits. Raise RequestError if neither
-        `exported` nor the current contract has the service.
+        Args:
+            where: name of the model or package, to begin an error message.
+            exported: contract for which the model was made.
+            service: name of the model's service.
+
+        Raises:
+            ContractMismatch: the model runs under none of the served contracts.
+            RequestError: neither `exported` nor the current contract has the service.
         """
         contract = self.compatible_contract(exported, service)
         if contract is not None:
@@ -119,13 +125,13 @@ class Generations:
         raise AssertionError("the service has not changed")
 
     def definitions(self, view: str) -> list[ViewContract]:
-        """Return a view's definitions in all contracts except forgotten ones, one per slot (online name's suffix)."""
         return list({item.slot: item for c in self.contracts() if (item := c.views.get(view)) is not None}.values())
 
     def with_slots(self, contract: Contract) -> Contract:
-        """Return a copy of a new contract with a slot for each view: a suffix of its name in the online store.
+        """Return a copy of a new contract with a slot for each view: a suffix of the view's name in the online store.
 
-        Slots separate the rows of different definitions. A known definition keeps its slot.
+        So rows of a new definition do not overwrite the rows that servers still read. A definition in the current, the
+        next or a retired contract keeps its slot.
         """
 
         def place(view: ViewContract) -> ViewContract:
@@ -141,9 +147,10 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy whose next contract is `contract` (from `with_slots`), or None if it is the current one.
+        """Return a copy with `contract` as the next contract, whose rows are still to be built and written.
 
-        A different contract that was next before is retired at the time `at`, in microseconds since 1970 UTC.
+        If `contract` is already current, the copy has no next contract. A different contract that was next before is
+        retired. `at` is the time of retiring, in microseconds since 1970 UTC. `contract` comes from `with_slots`.
         """
         replaced = [self.next] if self.next is not None and self.next.hash != contract.hash else []
         upcoming = None if self.current is not None and self.current.hash == contract.hash else contract
@@ -152,16 +159,16 @@ class Generations:
         return replace(self, next=upcoming, retired=retired)
 
     def switch(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy whose current contract is `contract`, without a next contract.
+        """Return a copy with `contract` as the current contract and no next contract, once its rows are written.
 
-        Other contracts that were current or next are retired at the time `at`, in microseconds since 1970 UTC.
+        The contracts that were current and next before are retired, unless they are `contract` itself. `at` is the time
+        of retiring, in microseconds since 1970 UTC.
         """
         replaced = [item for item in (self.current, self.next) if item is not None and item.hash != contract.hash]
         # If the contract was retired, it stays in that file, which is written before `contract.json`.
         return replace(self, current=contract, next=None, retired=_retire(self.retired, replaced, at, []))
 
     def deletable_views(self) -> list[ViewContract]:
-        """Return the views whose online rows can be deleted, because only forgotten contracts use them."""
         used = {(view.name, view.slot) for contract in self.contracts() for view in contract.views.values()}
         views = {(view.name, view.slot): view for contract in self.forgotten for view in contract.views.values()}
         return [view for place, view in views.items() if place not in used]

@@ -87,7 +87,10 @@ class ViewContract(_Canonical):
 
     @cached_property
     def prefix(self) -> bytes:
-        """The first eight bytes of the hash, which each online row of the view stores after its version byte."""
+        """The first eight bytes of the view's hash, which each online row repeats after its version byte.
+
+        They tell a reader that the row was written for another schema of the view.
+        """
         return bytes.fromhex(self.hash[:16])
 
     def as_dict(self) -> dict[str, Any]:
@@ -174,8 +177,11 @@ class TransformContract(_Canonical):
         )
 
 
-def optional(transforms: Iterable[TransformContract]) -> set[str]:
-    """Return the request fields that may be omitted, because every transform that reads them has a default for them."""
+def optional_fields(transforms: Iterable[TransformContract]) -> set[str]:
+    """Return the names of request fields that a request may omit.
+
+    A request may omit a field if every transform that reads the field declares a default for it.
+    """
     rules = [(field.name, transform.rules.get(field.name)) for transform in transforms for field in transform.request]
     return {name for name, _ in rules} - {name for name, rule in rules if rule is None or rule.default is None}
 
@@ -207,7 +213,6 @@ class ServiceContract:
         computed: tuple[tuple[str, str], ...] = (),
         transforms: Mapping[str, TransformContract] | None = None,
     ) -> "ServiceContract":
-        """Create a service with its hash. `views` and `transforms` have at least everything that the service reads."""
         used = {transform: (transforms or {})[transform] for transform, _ in computed}
         read = [*features, *(pair for transform in used.values() for pair in transform.stored)]
         service = cls(name, features, request, "", computed)
@@ -279,41 +284,41 @@ class Contract:
         return _declared("service", self.services, name)
 
     def inputs(self, service: str) -> tuple[Column, ...]:
-        """Return the columns a service's model reads, by full name: stored, request, then computed features."""
+        """Return the input columns of a service's models, in the order that models expect.
+
+        First come the stored features, then the request fields, then the computed features. Features have full names,
+        such as `view__feature`.
+        """
         declared = self.service(service)
         return (*map(self.stored, declared.features), *declared.request, *map(self.computed, declared.computed))
 
     def raw_inputs(self, service: str) -> tuple[Column, ...]:
-        """Return the columns that a model and the request transforms read: stored features, then request fields.
+        """Return the columns that request transforms and a model read: stored features, then request fields.
 
-        Columns that only transforms read come last in each group. Computed features are not included.
+        A caller must get these values for a prediction. In both groups, columns that only the transforms read come
+        last. Computed features are not included.
         """
         used = self.transforms_of(service)
         request = (*self.service(service).request, *(column for transform in used for column in transform.request))
-        return (*map(self.stored, self.read(service)), *dict.fromkeys(request))
+        return (*map(self.stored, self.stored_features(service)), *dict.fromkeys(request))
 
     def transforms_of(self, service: str) -> list[TransformContract]:
-        """Return the request transforms that compute features of a service."""
         return [self.transforms[name] for name in dict.fromkeys(name for name, _ in self.service(service).computed)]
 
-    def read(self, service: str) -> list[tuple[str, str]]:
-        """Return the stored features that a service and its request transforms read, as (view, feature)."""
+    def stored_features(self, service: str) -> list[tuple[str, str]]:
         transformed = (pair for transform in self.transforms_of(service) for pair in transform.stored)
         return list(dict.fromkeys((*self.service(service).features, *transformed)))
 
     def stored(self, pair: tuple[str, str]) -> Column:
-        """Return the column of a stored feature, (view, feature), under its full name `view__feature`."""
         return _full(self.views[pair[0]], pair[1])
 
     def computed(self, pair: tuple[str, str]) -> Column:
-        """Return the column of a computed field, (transform, field), under its full name `transform__field`."""
         return _full(self.transforms[pair[0]], pair[1])
 
     def transform_inputs(self, transform: TransformContract) -> list[Column]:
         return [*map(self.stored, transform.stored), *transform.request]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plain data that the hash covers: `contract.json` without the hash itself and the slots."""
         return {
             "format": FORMAT,
             "project": self.project,
@@ -332,7 +337,10 @@ class Contract:
 
     @classmethod
     def loads(cls, text: bytes, where: str = "contract.json") -> "Contract":
-        """Parse `contract.json`; raise ContractMismatch for damage, an unknown format or a wrong hash."""
+        """Parse the content of a `contract.json`. `where` names the file in error messages.
+
+        Raise ContractMismatch if the content is damaged, has an unknown format, or does not match the hash in it.
+        """
         remedy = "run `isthmus apply` to write it again"
         try:
             data = json.loads(text)
@@ -382,5 +390,8 @@ def _full(declaration: ViewContract | TransformContract, name: str) -> Column:
 
 
 def sha256(data: Mapping[str, Any]) -> str:
-    """Return the SHA-256, in hex, of plain data. The data are hashed as JSON with sorted keys."""
+    """Return the SHA-256, in hex, of plain data, to identify it or to notice a change.
+
+    The data are hashed as JSON with sorted keys, so the order of keys does not matter.
+    """
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -25,7 +25,7 @@ from isthmus.features.definition.spec import (
     Spine,
     is_owner,
 )
-from isthmus.features.errors import Problem, nearest, one_of
+from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, DataType, UnixTimestamp
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
@@ -63,7 +63,11 @@ class Declarations:
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
 
     def add(self, declaration: Declaration) -> bool:
-        """Add a declaration and all that it refers to. If its type is wrong, append a problem and return False."""
+        """Add a declaration, and all declarations that it refers to.
+
+        If one of them has a wrong type, or attributes of wrong types, append the problems to `problems`, leave the
+        declaration out, and return False. Otherwise return True.
+        """
         title = _TITLES.get(type(declaration))
         if title is None:
             where = f"declaration {declaration!r}"
@@ -238,7 +242,7 @@ class Declarations:
                 )
             for name in parameters:
                 if name not in known:
-                    self._wrong(place, f"its function takes {name!r}{nearest(name, known)}", one_of(known))
+                    self._wrong(place, f"its function takes {name!r}{did_you_mean(name, known)}", one_of(known))
 
     def _checked(self, where: str, request: RequestSource) -> None:
         # A checked request source has columns `source__field` in a training set, like a view.
@@ -271,7 +275,7 @@ class Declarations:
         names = list(part.features) if isinstance(part, FeatureProjection) else known
         for name in names:
             if name not in known:
-                self._wrong(f"{where}, {view.name}", f"no feature {name!r}{nearest(name, known)}", one_of(known))
+                self._wrong(f"{where}, {view.name}", f"no feature {name!r}{did_you_mean(name, known)}", one_of(known))
         return [f"{view.name}{SEPARATOR}{name}" for name in names]
 
     def _service(self, service: FeatureService) -> None:
@@ -367,7 +371,6 @@ def _same_but_case(name: str, names: Iterable[str]) -> str | None:
 
 
 def size_hint(name: str, dtype: DataType) -> str:
-    """Return the advice for an error about an array field without a declared size: the line to declare it."""
     return f'declare Field("{name}", {dtype}, size=n)'
 
 

@@ -39,11 +39,14 @@ class _Seen(list[object]):
 
 
 def digest(function: Callable[..., Any], *, state: bool = True) -> str:
-    """Return the SHA-256, in hex, of what a function computes. May import user modules that its code imports.
+    """Return the SHA-256, in hex, of everything that determines a function's result, to notice that it changed.
 
-    With `state=False`, library objects in containers, instances and closures do not count, so the caller must hash
-    them. Raise OSError if the source or the state of an object cannot be read, and SyntaxError if the file no longer
-    matches the loaded code.
+    It covers the source of the function, and the user's functions, classes and values that it uses. This may import
+    user modules that the function imports. With `state=False`, library objects in containers, instances and closures
+    are left out, and the caller must hash them.
+
+    Raise OSError if the source or the state of an object cannot be read, and SyntaxError if the file no longer matches
+    the loaded code.
     """
     try:
         described = _describe(function, _Seen([], state=state))
@@ -55,15 +58,10 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 
 
 def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
-    """Describe the class `kind`, its statement `tree`, and the user code it refers to, as plain data for a digest.
-
-    An object in `seen` is described by its position there. Raise OSError if the state of a used object cannot be read.
-    """
     return _statement(tree, kind, _Seen(seen, state=True))
 
 
 def class_tree(kind: type) -> ast.ClassDef:
-    """Parse the `class` statement of a class. Raise OSError if it has no statement, such as a result of `type()`."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     file = ast.walk(ast.parse("".join(inspect.findsource(kind)[0])))
     same = [node for node in file if isinstance(node, ast.ClassDef) and node.name == kind.__name__]
@@ -77,7 +75,6 @@ def class_tree(kind: type) -> ast.ClassDef:
 
 
 def location(function: Callable[..., Any]) -> str:
-    """Return a function's file name and line for messages, like "file.py:12"; its name if it has no Python code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return getattr(function, "__name__", None) or type(function).__name__
@@ -85,14 +82,12 @@ def location(function: Callable[..., Any]) -> str:
 
 
 def is_user_code(value: types.FunctionType | type) -> bool:
-    """Return True if a function or class is the user's code. A digest then covers its code, otherwise only its name."""
     file = value.__code__.co_filename if isinstance(value, types.FunctionType) else None
     # Compiled files that were moved without their source name places of another machine.
     return is_users_file(file if file and (Path(file).exists() or not _file(value)) else _file(value))
 
 
 def pickle_state(value: Any) -> tuple[Any, ...]:
-    """Return an object's pickle state: constructor, arguments and parts, or only a name. Raise OSError if it fails."""
     try:
         registered = copyreg.dispatch_table.get(type(value))
         state = registered(value) if registered else value.__reduce_ex__(2)
@@ -381,5 +376,4 @@ def _normal(tree: ast.Module, *, decorated: bool) -> ast.Module:
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's parameters, in order, without `*args` and `**kwargs`."""
     return list(function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount])

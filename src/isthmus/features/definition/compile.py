@@ -39,10 +39,14 @@ problems."""
 def compile_contract(
     project: str, declarations: Iterable[Declaration], where: str = "definitions.py", compiler: Compiler | None = None
 ) -> Contract:
-    """Check all declarations of a project and compile them to a contract (their canonical form), without slots.
+    """Check all declarations of a project, and compile them to a contract: their canonical form, which has a hash.
 
-    Raise ConfigurationError, for the file `where`, with every problem. Raise TypeError if a request transform or a
-    checked request source is declared, but there is no `compiler`.
+    `where` is the name of the definitions file, for error messages. `compiler` compiles request transforms, and may be
+    None if none is declared.
+
+    Raises:
+        ConfigurationError: declarations are wrong. The error has all problems that were found.
+        TypeError: a request transform or a checked request source is declared, but `compiler` is None.
     """
     declared = Declarations(project)
     for declaration in declarations:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from isthmus.features.contract.schema import SEPARATOR
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureProjection, FeatureService, FeatureView, Field, RequestTransform
-from isthmus.features.errors import Problem, nearest, one_of
+from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import DataType
 
 _MOST_KEPT = 1000
@@ -47,14 +47,14 @@ def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
     entities = [entity for view in views.values() for entity in view.entities]
     known = {key: dtype for entity in entities for key, dtype in entity.join_keys.items()}
     if device.owner is not None and (not isinstance(device.owner, str) or device.owner not in known):
-        what = f"no join key {device.owner!r}{nearest(device.owner, known)}"
+        what = f"no join key {device.owner!r}{did_you_mean(device.owner, known)}"
         yield Problem(f"{where}, owner", what, f"{one_of(known)}: a join key of a view that the service reads")
     if not isinstance(device.keys, Mapping):
         yield Problem(f"{where}, keys", repr(device.keys), "a mapping of join keys to lists of values")
         return
     for key, values in device.keys.items():
         if key not in known:
-            yield Problem(f"{where}, keys", f"no join key {key!r}{nearest(key, known)}", one_of(known))
+            yield Problem(f"{where}, keys", f"no join key {key!r}{did_you_mean(key, known)}", one_of(known))
         elif not _values_of(values, known[key]):
             yield Problem(f"{where}, keys {key!r}", repr(values), f"a list of values of type {known[key]!r}")
         if key in known and key == device.owner:

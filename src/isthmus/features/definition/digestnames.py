@@ -89,7 +89,10 @@ _OBJECTS = {
 
 
 def digest_name(module: str, name: str) -> str:
-    """Return the dotted name by which digests know a class or function. A renamed or moved one keeps its old name."""
+    """Return the dotted name of a class or function in a digest.
+
+    Our own objects that were renamed or moved keep their old name here, so that existing digests stay valid.
+    """
     package, _, rest = module.rpartition(".")
     known = _MODULES.get(module) or (f"{_MODULES[package]}.{rest}" if package in _MODULES else module)
     return _OBJECTS.get(f"{module}.{name}") or f"{known}.{name}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from isthmus.features.errors import Problem, nearest, one_of
+from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import DataType
 
 _SIZED = ("String", "Bytes")
@@ -145,7 +145,7 @@ def problems(owner: str, fields: dict[str, DataType], expectations: Sequence[Exp
             where += f"({expectation.feature!r})"
             dtype = fields.get(expectation.feature) if isinstance(expectation.feature, str) else None
             if dtype is None:
-                near = nearest(str(expectation.feature), fields)
+                near = did_you_mean(str(expectation.feature), fields)
                 yield Problem(where, f"no such feature{near}", one_of(fields))
                 continue
         if (wrong := _wrong(expectation, dtype)) is not None:
@@ -174,7 +174,7 @@ def request_problems(
     for name, value in defaults.items():
         where = f"{owner}, default of {name!r}"
         if name not in fields:
-            yield Problem(where, f"no such field{nearest(name, fields)}", one_of(fields))
+            yield Problem(where, f"no such field{did_you_mean(name, fields)}", one_of(fields))
         elif fields[name].element is not None:
             yield Problem(where, "the field is an Array", _NO_ARRAY_RULE)
         elif (wrong := _wrong_values((value,), fields[name].name)) is not None:

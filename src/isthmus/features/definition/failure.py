@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from types import ModuleType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from isthmus.features.errors import ConfigurationError, Problem, nearest, one_of
+from isthmus.features.errors import ConfigurationError, Problem, did_you_mean, one_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +26,11 @@ _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for val
 
 
 def explain_arguments(function: F, name: str = "") -> F:
-    """Wrap a function, so that a call that does not fit its signature raises a ConfigurationError with a suggestion."""
+    """Wrap a function or constructor of the declarations, so that a wrong call gets a helpful error.
+
+    A call that does not fit the signature raises ConfigurationError with a suggestion instead of TypeError. `name` is
+    the function's name in that error, by default its own.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -48,12 +52,15 @@ def explain_arguments(function: F, name: str = "") -> F:
     return call  # type: ignore[return-value]
 
 
-def type_problems(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """Return a problem for each value of a dataclass that has a wrong type, except for the fields in `but`."""
+def type_problems(declared: object, where: str, skipped_fields: Sequence[str] = ()) -> list[Problem]:
+    """Compare the values of a dataclass instance with its type hints; return a problem for each wrong value.
+
+    `where` begins the place in each problem. Fields in `skipped_fields` are not checked.
+    """
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()
-        if name not in but and not _is_a(value := getattr(declared, name), kind)
+        if name not in skipped_fields and not _is_a(value := getattr(declared, name), kind)
     ]
 
 
@@ -112,7 +119,7 @@ def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str
     # `*args` have no default either.
     needed = sorted(key for key, each in known.items() if each.default is each.empty and "*" not in str(each))
     if wrong := _ARGUMENT.match(text):
-        return f"takes no argument {wrong[2]!r}{nearest(wrong[2], known)}", one_of(known)
+        return f"takes no argument {wrong[2]!r}{did_you_mean(wrong[2], known)}", one_of(known)
     if wrong := _MISSING.match(text):
         return f"is called without {wrong[2]}", f"{', '.join(needed)} at least"
     if _POSITIONAL.match(text):
@@ -121,7 +128,6 @@ def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str
 
 
 def explain_error(error: BaseException) -> tuple[str, str]:
-    """Explain an error that user code raised. Return the problem and the expected value, or "" if that is unknown."""
     text = str(error).rstrip(".")
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = frames[-1].f_globals if frames else {}
@@ -130,11 +136,11 @@ def explain_error(error: BaseException) -> tuple[str, str]:
         return f"{called.removesuffix('.__init__')} {wrong[0]}", wrong[1]
     near = ""
     if isinstance(error, NameError) and error.name:
-        near = nearest(error.name, {*names, *dir(builtins)})
+        near = did_you_mean(error.name, {*names, *dir(builtins)})
     elif isinstance(error, AttributeError) and error.name:
-        near = nearest(error.name, dir(error.obj))
+        near = did_you_mean(error.name, dir(error.obj))
     elif isinstance(error, ImportError) and (name := _IMPORT.match(text)) and name[2] in sys.modules:
-        near = nearest(name[1], dir(sys.modules[name[2]]))
+        near = did_you_mean(name[1], dir(sys.modules[name[2]]))
     return f"fails with {type(error).__name__}: {text}{near}", ""
 
 

@@ -23,7 +23,6 @@ Request fields are available in both places; the contract calls them "request".
 
 
 def is_owner(owner: str) -> bool:
-    """Return True if Dagster accepts `owner` as the owner of an asset, or if it is empty, which means no owner."""
     return not owner or (isinstance(owner, str) and _OWNER.fullmatch(owner) is not None)
 
 
@@ -102,7 +101,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The location, for messages: a path, URL or table; for a query, a text with the name in `connection`."""
+        """The location of the data, for messages: path, URL or table. A query gives "a query of" its `connection`."""
         return self.path or self.delta or self.iceberg or f"a query of {self.connection}"
 
     @property
@@ -113,13 +112,16 @@ class Source:
 
     @property
     def column_types(self) -> Mapping[str, DataType]:
-        """The types of a CSV file's declared columns and time columns. A column that is missing here is a String."""
+        """Column types for reading a CSV file: `types`, and UnixTimestamp for time columns that are not in `types`.
+
+        All columns that are missing here are read as String.
+        """
         times = [column for column in (self.timestamp, self.known) if column is not None]
         return {**dict.fromkeys(times, UnixTimestamp), **self.types}
 
     @property
     def local(self) -> bool:
-        """True for a local file or folder, whose content can be read without a connection."""
+        """True if the data are a local file or folder, False for a URL, an Iceberg table or a query."""
         address = self.path or self.delta
         return bool(address) and not is_url(address)
 
@@ -228,7 +230,6 @@ def _projection(view: FeatureView | RequestTransform, features: Sequence[str]) -
 
 
 def as_tuple(values: Any) -> Any:
-    """Return the values as a tuple, but a string or anything not iterable unchanged, so that a check can report it."""
     return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 
 
@@ -253,7 +254,11 @@ class Snapshot:
     owner: str | None = None
 
     def identity(self) -> list[Any]:
-        """Return the settings that determine what a device sees (`age`, `every`, `keys`) as plain data."""
+        """Return the settings that determine which rows a device sees, as plain data to hash.
+
+        If they change, training results become outdated. The list has `age` and `every` in microseconds, then `keys` if
+        any.
+        """
         # Not the owner: each training row is looked up on the device of its own key, which has the rows.
         keys = {key: sorted(map(str, values)) for key, values in sorted(self.keys.items())}
         return [self.age / MICROSECOND, self.every / MICROSECOND, *([keys] if keys else [])]

@@ -107,7 +107,6 @@ Block = Heading | Paragraph | Bullets | Code | Fields | Legend | TableBlock | Fi
 
 
 def only_figures(cells: Sequence[Text]) -> bool:
-    """Return True if a column has cells and all are figures, which Markdown and terminals leave out."""
     return bool(cells) and all(isinstance(cell, Figure) for cell in cells)
 
 
@@ -133,9 +132,10 @@ def cell(value: object) -> str:
 
 
 def decimal(value: float, digits: int = 4, sign: str = "") -> str:
-    """Format a number with `digits` significant digits, but never drop digits before the decimal point.
+    """Format a number for a report with `digits` significant digits. Never round digits before the decimal point.
 
-    Only numbers below 1e-7 or above 1e15 get an exponent. If `sign` is "+", positive numbers get a sign, too.
+    Numbers below 1e-7 or from 1e15 may have an exponent, others never do. With `sign` "+", positive numbers get a plus
+    sign.
     """
     text = f"{value:{sign},.{digits}g}"
     if "e" not in text or not _TINY <= abs(value) < _HUGE:

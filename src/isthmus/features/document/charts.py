@@ -72,7 +72,6 @@ class Axis:
 
 
 def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """Return an axis from pixel `start` to `end` that covers one or more numbers. With `log`, all must be positive."""
     values = list(numbers)
     low, high = min(values), max(values)
     if log:
@@ -84,7 +83,6 @@ def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = Fals
 
 
 def drawable(value: float | None) -> TypeGuard[float]:
-    """Return True if a chart can draw a number: not None or NaN, and not so large that drawing would overflow."""
     return value is not None and abs(value) < _LARGEST
 
 
@@ -106,7 +104,6 @@ class ChartRow:
 
 
 def rows_chart(rows: Sequence[ChartRow], label: str, caption: str = "", *, log: bool = False) -> Figure:
-    """Draw rows of bars and dots over a common axis. With `log`, there must be numbers, and all must be positive."""
     names = [_cut(row.name, _NAME) for row in rows]
     left = max(72, _CHARACTER * max(map(len, names), default=0) + 12)
     right = max(_RIGHT, _CHARACTER * max((len(row.text) for row in rows), default=0) + 12)
@@ -171,9 +168,10 @@ def plot(  # noqa: PLR0913 - everything that a plot can show
 ) -> Figure:
     """Draw lines, and dots above them, over two axes. There must be at least one dot or line point.
 
-    `log` makes the x axis logarithmic. `x_names` replace its numbers: the first name is at x = 0, the next at x = 1.
-    Dashed lines mark `x_limits` and `y_limits`. With `diagonal`, both axes have the same range, and a dashed line of
-    equal x and y replaces their numbers.
+    `label` describes the chart for screen readers. `log` makes the x axis logarithmic, and all x must then be positive.
+    `x_names` are texts below the x axis instead of numbers: the first is at x = 0, the next at x = 1. Vertical dashed
+    lines mark `x_limits`, and horizontal ones mark `y_limits`. `diagonal` gives both axes the same range, and draws a
+    dashed line of equal x and y instead of numbers.
     """
     legend = dict.fromkeys((line.name, line.color) for line in lines if line.name)
     left, top, bottom = _LEFT, 22 if legend else 8, _HEIGHT - _FOOT - 4 - (_LABEL if x_label else 0)
@@ -224,7 +222,6 @@ def plot(  # noqa: PLR0913 - everything that a plot can show
 def histogram(
     counts: Sequence[float], label: str, caption: str = "", *, color: Color, size: tuple[int, int] = (_WIDTH, _HEIGHT)
 ) -> Figure:
-    """Draw a bar for each count. The bar of the largest count fills the height. `size` is in pixels."""
     width, height = size
     margin = height // 25
     step, tallest = (width - 2 * margin) / max(len(counts), 1), max(counts, default=0) or 1
@@ -237,14 +234,12 @@ def histogram(
 
 
 def dots_in_cell(dots: Sequence[tuple[Color, float]], x: Axis, label: str) -> Figure:
-    """Draw one or more dots on a line, for a table cell. `x` must map their numbers to its width, pixels 0 to 120."""
     ends = [x(value) for _, value in dots]
     drawn = (_colored(color, _dot(x(value), 7)) for color, value in dots)
     return Figure(_line("grid", min(ends), max(ends), 7, 7) + "".join(drawn), label, "", 120, 14)
 
 
 def share_in_cell(share: float, label: str) -> Figure:
-    """Draw a bar for a table cell: the left `share`, from 0 to 1, is red and the remainder green."""
     red = _colored("red", f'<rect width="{100 * share:.2f}" height="8"/>')
     return Figure(_colored("green", '<rect width="100" height="8"/>') + red, label, "", 100, 8)
 

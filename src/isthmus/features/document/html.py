@@ -72,7 +72,6 @@ _SPANS: dict[blocks.Style, str] = {
 
 
 def to_html(title: str, blocks: Iterable[Block]) -> str:
-    """Return a complete HTML page. Only the browser's tab shows `title`. Pages of 4 or more sections link to them."""
     all_blocks = list(blocks)
     headings = [block for block in all_blocks if isinstance(block, Heading) and block.level == 2]
     links = " ".join(f'<a href="#{_slug(heading)}">{escape(plain(heading.text))}</a>' for heading in headings)
@@ -97,7 +96,6 @@ def _anchor(heading: Heading) -> str:
 
 
 def image(figure: Figure) -> str:
-    """Return a figure as a `data:` URL of an SVG image, for pages without our CSS."""
     size = f'width="{figure.width}" height="{figure.height}"'
     # The attributes set the size of the image; the CSS keeps the drawing from growing beyond it.
     size += f' style="width: {figure.width}px; height: {figure.height}px; border: 0"'

@@ -13,7 +13,7 @@ from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import FeastConfigBaseModel
 from feast.utils import _convert_arrow_to_proto, _get_column_names, _validate_vector_field_lengths
 
-from isthmus.features.feast.offline import IsthmusOfflineStore, newest, with_entity
+from isthmus.features.feast.offline import IsthmusOfflineStore, newest_rows, with_entity
 from isthmus.features.feast.online import IsthmusOnlineStore
 from isthmus.features.feast.sources import FeastSource, untyped_keys
 
@@ -75,7 +75,7 @@ class IsthmusComputeEngine(LocalComputeEngine):
             view_source = FeastSource.of(self.repo_config, view, untyped_keys(registry, task.project, view))
             view_source.require_keys()
             known_at = self.repo_config.offline_store.known_at
-            source_rows, places = newest(view_source, known_at, task.start_time, task.end_time)
+            source_rows, places = newest_rows(view_source, known_at, task.start_time, task.end_time)
             rows = with_entity(source_rows.table.take(places), view_source.keys)
         else:
             entities = [registry.get_entity(name, task.project) for name in view.entities]

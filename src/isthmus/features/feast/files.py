@@ -24,7 +24,6 @@ OFFLINE = "isthmus.offline"
 
 
 def file_source(source: DataSource | None, where: str) -> FileSource:
-    """Return a file source unchanged; raise ConfigurationError for another data source, or for None."""
     if not isinstance(source, FileSource):
         problem = "has no data source" if source is None else f"has a {type(source).__name__}"
         raise ConfigurationError("feature views", [Problem(where, problem, "a FileSource, Parquet or Delta")])
@@ -32,9 +31,10 @@ def file_source(source: DataSource | None, where: str) -> FileSource:
 
 
 def own_source(config: RepoConfig, view: FeatureView) -> FileSource:
-    """Return a view's file source; raise ConfigurationError if its source is not a file.
+    """Return the file source of a view, to read its rows. Raise ConfigurationError if its source is not a file.
 
-    `isthmus apply` tags views with the path of their table, relative to the registry. If that table exists, it is used.
+    `isthmus apply` tags a view with its table's path, relative to Feast's registry. If that table exists, the result is
+    a copy of the source with this path, so that a copied project reads its own table.
     """
     source = file_source(view.batch_source, f"view {view.name}")
     if OFFLINE not in view.tags or config.registry.registry_type != "file" or "://" in config.registry.path:
@@ -56,7 +56,6 @@ def path_of(source: FileSource, repository: Path | str | None) -> str:
 
 
 def filesystem_of(source: FileSource, path: str) -> tuple[Any, str]:
-    """Return Arrow's file system for a path (None if it is local), and the path in that file system."""
     filesystem, inside = FileSource.create_filesystem_and_path(
         path, source.s3_endpoint_override or "", resolved_credentials=source.resolve_credentials()
     )
@@ -65,7 +64,6 @@ def filesystem_of(source: FileSource, path: str) -> tuple[Any, str]:
 
 
 def endpoint(options: Mapping[str, str] | None) -> str | None:
-    """Return the endpoint URL among deltalake's options, for Feast's `s3_endpoint_override`; None without one."""
     names = ("aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
     return next((value for name, value in (options or {}).items() if name.lower() in names), None)
 
@@ -81,9 +79,10 @@ def storage_options(source: FileSource) -> dict[str, str]:
 
 
 def save(table: pa.Table, target: FileSource, path: str) -> None:
-    """Replace a Parquet file, the files of a folder, or a Delta table with `table`, atomically.
+    """Write a table to `path`, and replace the Parquet file, Parquet folder or Delta table that is there.
 
-    A path without `.parquet` is a folder with one file, `0.parquet`. Raise RequestError if a remote folder has others.
+    Local files and folders, and Delta tables, are replaced atomically. A path without `.parquet` is a folder that then
+    has only the file `0.parquet`. Raise RequestError if a remote folder has other files, which would stay.
     """
     filesystem, inside = filesystem_of(target, path)
     if isinstance(target.file_format, DeltaFormat):

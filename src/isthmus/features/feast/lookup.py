@@ -51,7 +51,7 @@ class ViewLookup:
 
     def rows(self, answer: ViewAnswer) -> FeastRows:
         forms = self.layout.forms
-        columns = [feast_values.protos(answer.columns[name], forms[name]) for name in self.features]
+        columns = [feast_values.to_protos(answer.columns[name], forms[name]) for name in self.features]
         rows: FeastRows = []
         for status, event, values in zip(
             answer.status.tolist(), answer.event.tolist(), zip(*columns, strict=True), strict=True
@@ -86,7 +86,6 @@ class FeastLookup:
         return pipeline
 
     def answers(self, replies: Sequence[Any]) -> list[ViewAnswer]:
-        """Decode Redis's replies to an answer per view, as of now. Raise ContractMismatch or DataError for bad rows."""
         at, start = clock.now(), 0
         by_view: dict[int, ViewAnswer] = {}
         try:
@@ -125,7 +124,6 @@ class OnlineRequest:
         self.lookup = FeastLookup(config, [view for view, *_ in self._parts])
 
     def answer(self, replies: Sequence[Any]) -> None:
-        """Append all features to Feast's response. Nulls get status NULL_VALUE, expired rows OUTSIDE_MAX_AGE."""
         answers = self.lookup.answers(replies)
         for (view, table, places, length), answer in zip(self._parts, answers, strict=True):
             features = view.features

@@ -41,7 +41,7 @@ from isthmus.features.feast.sources import (
     micros,
     untyped_keys,
 )
-from isthmus.features.feast.values import TIME, moments
+from isthmus.features.feast.values import TIME, to_timestamps
 from isthmus.features.feast.views import is_registered
 from isthmus.features.files import write_atomically
 from isthmus.features.values import arrow
@@ -92,12 +92,15 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None = None,
         end_date: datetime | None = None,
     ) -> IsthmusRetrievalJob:
-        """Return a job that adds the features of the views to each entity row, as of the time in that row.
+        """Return a job that adds features to each entity row, as of the time in that row, to get training data.
 
-        `entity_df` is a table with the join keys and a time, or a DuckDB SQL query for such a table. Paths in the
-        query are relative to the repository. If `entity_df` is None, the views give keys and times between
-        `start_date` and `end_date`, as the setting `without_entities` says. With `filter_by_created_timestamp`, a row
-        is visible only from its created time. The job reads the views when its result is requested.
+        The job reads the views when its result is requested.
+
+        `entity_df` is a table with the join keys and a time, or a DuckDB SQL query for such a table, with paths
+        relative to the repository. If it is None, keys and times between `start_date` and `end_date` come from the
+        views, in the way that the setting `without_entities` of `IsthmusOfflineStoreConfig` selects.
+        `full_feature_names` puts the view's name before the name of each feature. `filter_by_created_timestamp` hides
+        each row before its created time.
 
         Raises:
             EntityTimestampInferenceException: `entity_df` has neither `event_timestamp` nor exactly one time column.
@@ -105,7 +108,7 @@ class IsthmusOfflineStore(OfflineStore):
             FeatureNameCollisionError: two views have a feature with the same name.
             DataError: `entity_df` cannot be read, or has an invalid time or key, or a column with the name of a
                 feature.
-            RequestError: a view lacks a feature; or `entity_df` is None, and some views lack a join key.
+            RequestError: a view lacks a feature; or `entity_df` is None, and no view has the join keys of all views.
             ConfigurationError: the source of a view is not a file.
         """
         known_at: KnownAt = "created" if filter_by_created_timestamp else config.offline_store.known_at
@@ -123,7 +126,7 @@ class IsthmusOfflineStore(OfflineStore):
         else:
             entity_rows = retrieval.entity_table(entity_df, config)
             names, time = entity_rows.column_names, retrieval.time_column(entity_rows)
-            at = moments(entity_rows[time], f"entity_df, {time}")
+            at = to_timestamps(entity_rows[time], f"entity_df, {time}")
             if at.null_count:
                 raise DataError(f"entity_df, {time}", f"{at.null_count} nulls", expected="a time in every row")
             first, last = pc.min_max(at).values() if len(at) else (None, None)
@@ -133,7 +136,7 @@ class IsthmusOfflineStore(OfflineStore):
         def compute() -> pa.Table:
             # Sources are read lazily, as in Feast's own stores.
             spine = retrieval.known_moments(parts, *interval, kind) if entity_df is None else entity_rows
-            at = moments(spine[time], f"entity_df, {time}")
+            at = to_timestamps(spine[time], f"entity_df, {time}")
             for part in parts:
                 spine = part.join(spine, at)
             return spine
@@ -158,9 +161,11 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None,
         end_date: datetime | None,
     ) -> IsthmusRetrievalJob:
-        """Return a job for the newest row of each key, among rows with an event or created time between two dates.
+        """Return a job for the newest row of each key, which `feast materialize` writes to the online store.
 
-        So successive runs do not miss rows that were created late. Rows with an event after `end_date` never count.
+        It chooses among rows with an event time or a created time from `start_date` to `end_date`. The created time
+        counts, so that later runs do not miss rows that were created late. Rows with an event time after `end_date`
+        never count.
 
         Raises:
             ConfigurationError: the source is not a file.
@@ -171,7 +176,7 @@ class IsthmusOfflineStore(OfflineStore):
         )
 
         def compute() -> pa.Table:
-            rows, places = newest(source, config.offline_store.known_at, start_date, end_date)
+            rows, places = newest_rows(source, config.offline_store.known_at, start_date, end_date)
             return with_entity(rows.table.select(source.names(source.features)).take(places), join_key_columns)
 
         return IsthmusRetrievalJob(compute, config.repo_path)
@@ -187,11 +192,13 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None = None,
         end_date: datetime | None = None,
     ) -> IsthmusRetrievalJob:
-        """Return a job for all rows with an event time between two dates, inclusive.
+        """Return a job for all rows with an event time from `start_date` to `end_date`, also several per key.
 
-        The job returns all columns of the source if `feature_name_columns` is empty.
+        Feast's compute engine and monitoring call this. If a date is None, the range is open on that side. If
+        `feature_name_columns` is empty, the job returns all columns of the source.
 
         Raises:
+            ConfigurationError: the source is not a file.
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
         """
         source = FeastSource.for_query(
@@ -202,7 +209,7 @@ class IsthmusOfflineStore(OfflineStore):
             first, last = _bounds(start_date, end_date)
             columns = source.names(source.features) if source.features else source.data.schema.names
             table = source.columns(columns, source.time_filter(first, last))
-            event = moments(table[timestamp_field], f"{source.where}, column {timestamp_field}").cast(pa.int64())
+            event = to_timestamps(table[timestamp_field], f"{source.where}, column {timestamp_field}").cast(pa.int64())
             inside = pc.and_(pc.greater_equal(event, first), pc.less_equal(event, last))
             return with_entity(table.filter(inside), join_key_columns)
 
@@ -211,7 +218,10 @@ class IsthmusOfflineStore(OfflineStore):
     def get_table_column_names_and_types_from_data_source(
         self, config: RepoConfig, data_source: DataSource
     ) -> Iterable[tuple[str, str]]:
-        """Return the names and types of a source's columns. For a registered view, return only the columns to push."""
+        """Return the name and type of each column of a source, for `feast apply` and before Feast writes rows.
+
+        For the source of a view that `isthmus apply` has registered, return the columns that pushed rows need.
+        """
         if columns := data_source.tags.get(pushes.COLUMNS):
             return [(name, kind) for name, kind in json.loads(columns)]
         return data_source.get_table_column_names_and_types(config)
@@ -220,16 +230,18 @@ class IsthmusOfflineStore(OfflineStore):
     def offline_write_batch(
         config: RepoConfig, feature_view: FeatureView, table: pa.Table, progress: Callable[[int], Any] | None
     ) -> None:
-        """Append rows to the source of a view, atomically.
+        """Append rows to the source of a view, atomically. Feast calls this when rows are written or pushed offline.
 
-        Rows of a view that `isthmus apply` has registered go to a stream in Redis instead: `isthmus pushes collect`
-        adds them to the table.
+        For a view that `isthmus apply` has registered, append the rows to a stream in Redis instead. Later, the command
+        `isthmus pushes collect` adds them to the view's table.
+
+        `progress` is called with the number of rows after the write, unless it is None.
 
         Raises:
             ValueError: the rows have other columns than the source, or another order.
             DataError: a column has another type than the source's, or the source cannot be read.
             RequestError: the source is a single remote Parquet file, which cannot be locked while it is rewritten.
-            IsthmusError: pushed rows are rejected, see `isthmus.features.feast.pushes.push`.
+            IsthmusError: rows of a registered view are rejected, see `isthmus.features.feast.pushes.push`.
         """
         if is_registered(feature_view.tags):
             pushes.push(config, feature_view, table)
@@ -246,7 +258,11 @@ class IsthmusOfflineStore(OfflineStore):
         logging_config: LoggingConfig,
         registry: BaseRegistry,  # noqa: ARG004
     ) -> None:
-        """Add logged features to the log's folder; raise RequestError for a destination that is not for files."""
+        """Add features that Feast's server has logged to the folder of the log, as new Parquet files.
+
+        `data` is a table, or the path of Parquet files. Raise RequestError if the log's destination is not a
+        `FileLoggingDestination`.
+        """
         destination = logging_config.destination
         if not isinstance(destination, FileLoggingDestination):
             raise RequestError("logging_config", f"logs to a {type(destination).__name__}",
@@ -266,14 +282,14 @@ class IsthmusOfflineStore(OfflineStore):
         )
 
 
-def newest(
+def newest_rows(
     source: FeastSource, known_at: KnownAt, start: datetime | None, end: datetime | None
 ) -> tuple[SourceRows, Ints]:
-    """Read a source; return its rows, and the positions of the newest row of each key, int64.
+    """Read a source, and return its rows and the int64 positions of the newest row of each key, for materialization.
 
     A row counts if its event time or its created time is between `start` and `end`, but not if its event time is after
-    `end`. So successive runs do not miss rows that were created late. If `known_at` is "created", rows created in the
-    future do not count yet. If `start` or `end` is None, there is no such bound.
+    `end`. So later runs do not miss rows that were created late. A bound of None does not limit. If `known_at` is
+    "created", rows created after now do not count yet.
     """
     first, last = _bounds(start, end)
     condition = source.time_filter(first, last)
@@ -335,7 +351,7 @@ def _cast(table: pa.Table, schema: pa.Schema, source: FeastSource) -> pa.Table:
         column, where = table[field.name], f"{source.where}, column {field.name}"
         try:
             if pa.types.is_timestamp(field.type):
-                column = moments(column, where)
+                column = to_timestamps(column, where)
             columns.append(column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(where, f"a value does not fit ({error})", expected=str(field.type)) from None

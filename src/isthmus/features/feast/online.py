@@ -27,7 +27,7 @@ from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.lookup import FeastLookup, FeastRows, OnlineRequest, ViewLookup
 from isthmus.features.feast.views import contract_of, layout_of, online_name, project_of
 from isthmus.features.online import record
-from isthmus.features.online.scripts import lock_key, pushed_keys_key
+from isthmus.features.online.scripts import lock_key, suspects_key
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import connect, translate_errors
@@ -97,10 +97,16 @@ class IsthmusOnlineStore(FeastOnlineStore):
     ) -> None:
         """Write rows to Redis, except rows whose stored row is newer by (event time, created time, content).
 
+        Feast calls this for rows that users write or push. Each item of `data` is a key, values by feature, event time
+        and created time or None.
+
+        `progress` is called with the number of rows after the write, unless it is None.
+
         Raises:
             DataError: a value has another type than its feature, or a row has no event timestamp.
             RequestError: an entity key has other join keys than the view.
-            ConfigurationError: `key_ttl_seconds` is set, and would also delete rows of `isthmus materialize`.
+            ConfigurationError: `key_ttl_seconds` is set although the project has rows of `isthmus materialize`, which
+                would expire, too.
         """
         if data:
             entity_keys, rows, events, created = zip(*data, strict=True)
@@ -108,7 +114,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             layout = layout_of(config, table, keys)
             view = layout.view
             values = {
-                name: feast_values.column([row.get(name, _NULL) for row in rows], form, f"{view.name}.{name}")
+                name: feast_values.from_protos([row.get(name, _NULL) for row in rows], form, f"{view.name}.{name}")
                 for name, form in layout.forms.items()
             }
             event = feast_values.micros(events, view.name)
@@ -130,13 +136,16 @@ class IsthmusOnlineStore(FeastOnlineStore):
         created: pa.ChunkedArray | None,
         untyped: Sequence[str] = (),
     ) -> None:
-        """Write rows from Arrow columns to Redis, except rows whose stored row is newer.
+        """Write rows from Arrow columns to Redis, faster than `online_write_batch`. `feast materialize` calls this.
 
-        Join keys in `untyped` have no declared type and get the type of their column.
+        A row is skipped if its stored row is newer. `rows` has the columns of the join keys and features, by name.
+        `event` and `created` are the times of each row. `created` is None if the source does not have created times.
+        Join keys in `untyped` do not have a declared type and get the type of their column.
 
         Raises:
             DataError: a column has another type than its feature, or a row lacks its time or a key.
-            ConfigurationError: `key_ttl_seconds` is set, and would also delete rows of `isthmus materialize`.
+            ConfigurationError: `key_ttl_seconds` is set although the project has rows of `isthmus materialize`, which
+                would expire, too.
         """
         inferred = [(name, feast_values.inferred_key_type(rows[name].type, f"{table.name}.{name}")) for name in untyped]
         layout = layout_of(config, table, inferred=inferred)
@@ -148,13 +157,13 @@ class IsthmusOnlineStore(FeastOnlineStore):
             for field in table.features
         }
         keys = {key.name: feast_values.plain_keys(rows[key.name], key, f"view {view.name}") for key in view.keys}
-        event_times = feast_values.moments(event, f"view {view.name}, event timestamp")
+        event_times = feast_values.to_timestamps(event, f"view {view.name}, event timestamp")
         if event_times.null_count:
             raise DataError(view.name, "a row has no event timestamp", expected="one in every row")
         event_micros = arrow.micros(event_times)
         known = event_micros + view.delay
         if created is not None:
-            created_times = feast_values.moments(created, f"view {view.name}, created timestamp")
+            created_times = feast_values.to_timestamps(created, f"view {view.name}, created timestamp")
             known = arrow.micros(pc.coalesce(created_times, pa.array(known).cast(feast_values.TIME)))
         self._write(config, view, keys, event_micros, known, values)
 
@@ -171,9 +180,10 @@ class IsthmusOnlineStore(FeastOnlineStore):
         entity_keys: list[EntityKey],
         requested_features: list[str] | None = None,
     ) -> FeastRows:
-        """Return the event time and values of each key: (None, None) without a row, (time, None) for an expired row.
+        """Return the event time and the feature values of each entity key, in the order of the keys.
 
-        Without `requested_features`, returns all features.
+        The result has (None, None) for a key without a row, and (time, None) if the row has expired by the view's ttl.
+        Without `requested_features`, return all features.
 
         Raises:
             DataError: a row is damaged.
@@ -213,12 +223,14 @@ class IsthmusOnlineStore(FeastOnlineStore):
         entities_to_keep: Sequence[Entity],  # noqa: ARG002
         partial: bool,  # noqa: ARG002
     ) -> None:
-        """Delete the rows of removed views, after checking that Redis can hold the schemas of the remaining views.
+        """Prepare Redis for a changed set of views: delete the rows of the removed views. `feast apply` calls this.
 
-        Removing a view deletes all its versions; removing a version of a view that stays deletes only that version.
+        First check that Redis can hold the types of all remaining views. If a view is removed, all its versions are
+        deleted. If only a version of it is removed, the other versions stay. Entities and `partial` are ignored.
 
         Raises:
-            ConfigurationError: Redis cannot hold some schemas. The message lists them all, and nothing is deleted.
+            ConfigurationError: Redis cannot hold the types of some views. The message lists all these views, and
+                nothing is deleted.
         """
         problems: list[Problem] = []
         for table in tables_to_keep:
@@ -237,11 +249,11 @@ class IsthmusOnlineStore(FeastOnlineStore):
         tables: Sequence[FeatureView],
         entities: Sequence[Entity],  # noqa: ARG002 - Feast's interface
     ) -> None:
-        """Delete the rows of these views from Redis. The rows of other projects stay."""
+        """Delete the rows of these views from Redis. `feast teardown` calls this. Rows of other projects stay."""
         self._remove(config, tables)
 
     async def initialize(self, config: RepoConfig) -> None:
-        """Check that Redis answers, else raise DependencyError. Feast's server calls this before its first request."""
+        """Connect to Redis before Feast's server accepts requests. Raise DependencyError if Redis does not answer."""
         with translate_errors(config.online_store.url, SETTING):
             await self._connected_async(config).execute_command("PING")  # type: ignore[no-untyped-call]  # so in redis-py
 
@@ -322,7 +334,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             client.hdel(record.records(project).decode(), *fields)
             for field in fields:
                 client.delete(lock_key(project, field))
-                client.delete(pushed_keys_key(project, field))
+                client.delete(suspects_key(project, field))
             names = client.scan_iter(match=pattern, count=BATCH, _type="HASH")
             while batch := list(islice(names, BATCH)):
                 versions: list[list[bytes]] = [[]] * len(batch)

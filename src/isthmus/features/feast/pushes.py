@@ -44,9 +44,15 @@ def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
     With `RemoteOnlineStoreConfig`, send all rows to the server in one request. With `IsthmusOnlineStoreConfig`, write
     them to Redis in atomic pieces of `PIECE` rows. If a piece fails, earlier pieces stay pushed.
 
-    Raise ConfigurationError for another online store, RequestError if a column is missing or the server rejects the
-    rows, and DependencyError if Redis or the server does not answer or has no room. Raise DataError if a value does not
-    fit its type, a key or time is null, or a time is in the future.
+    A view is registered if `isthmus apply` has written it to Feast's registry. `rows` has the columns `event_timestamp`
+    and `known_at`, and all join keys and features of the view.
+
+    Raises:
+        ConfigurationError: the project has another online store.
+        RequestError: a column is missing, or the server rejects the rows.
+        DependencyError: Redis or the server does not answer, or is full.
+        DataError: a value does not fit its type, a key or time is null, or a time is in the future.
+        ContractMismatch: the tags or the schema of the view do not match its registered contract.
     """
     view = tagged_contract(table.name, table.tags)
     columns = _columns(view, rows)
@@ -69,7 +75,7 @@ def _columns(view: ViewContract, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
     columns = {}
     for name in (_EVENT, _KNOWN):
         where = f"view {view.name}, {name}"
-        times = columns[name] = feast_values.moments(rows[name], where)
+        times = columns[name] = feast_values.to_timestamps(rows[name], where)
         if times.null_count:
             # Only the caller knows since when the rows are known: the online store already has them.
             raise DataError(where, f"{times.null_count} nulls", expected="a time in every row of a history")

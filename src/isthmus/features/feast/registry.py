@@ -38,12 +38,20 @@ def register(
     *,
     folder: Path,
     offline: OfflineStore,
-    server: str,
+    lookup_url: str,
 ) -> list[str]:
-    """Write `feature_store.yaml` in `folder`, and replace the registry beside it with the project's declarations.
+    """Register a project's views and services with Feast, for users who read them with Feast's SDK.
 
-    Also write `client/feature_store.yaml`, for lookups by a client that has only Feast. `server` is the URL of the
-    lookup API. Return the registered objects, each as its kind and name; raise DependencyError for a damaged registry.
+    Write `feature_store.yaml` in `folder`, and replace the registry `registry.pb` beside it. Also write
+    `client/feature_store.yaml`, for lookups by a client that has only Feast.
+
+    `offline` is the store with the tables of the views. `lookup_url` is the URL of the lookup API, which clients call.
+
+    Returns:
+        The kind and name of each registered object, such as "FeatureView flights".
+
+    Raises:
+        DependencyError: the registry is damaged.
     """
     config = {
         "project": contract.project.replace("-", "_"),
@@ -51,7 +59,7 @@ def register(
         # Only the path of a file registry is relative to the folder, so that a copied project has its own.
         "registry": {"registry_type": "file", "path": "registry.pb"},
         "offline_store": {"type": "isthmus.feast.IsthmusOfflineStore", "known_at": "created"},
-        "online_store": {"type": "remote", "path": server},
+        "online_store": {"type": "remote", "path": lookup_url},
         "entity_key_serialization_version": 3,
         "telemetry": False,
     }

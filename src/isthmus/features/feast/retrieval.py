@@ -53,10 +53,11 @@ class IsthmusRetrievalJob(RetrievalJob):
         return self._to_arrow_internal(timeout).to_pandas()
 
     def persist(self, storage: SavedDatasetStorage, allow_overwrite: bool = False, timeout: int | None = None) -> None:
-        """Compute the table, and write it to `storage`, atomically.
+        """Compute the table, and write it to the file, folder or Delta table of `storage`, a saved dataset of Feast.
 
-        Raise SavedDatasetLocationAlreadyExists if the location exists and `allow_overwrite` is False, and RequestError
-        if it is a remote folder with files other than `0.parquet`, which this method writes.
+        If `allow_overwrite` is False and the location exists, raise SavedDatasetLocationAlreadyExists. Raise
+        RequestError for a remote folder with files other than `0.parquet`, which this method writes. `timeout` is
+        ignored.
         """
         target = feast_files.file_source(storage.to_data_source(), "the saved dataset")
         path = feast_files.path_of(target, self.repository)
@@ -83,10 +84,6 @@ class ViewJoin:
         cls, source: FeastSource, view: FeatureView, features: Sequence[str], full_names: bool, known_at: KnownAt,
         types: ValueTypes,
     ) -> "ViewJoin":  # fmt: skip
-        """Create the join of a view's features to entity rows; raise RequestError if the view lacks a feature.
-
-        `full_names` puts the view's name before each feature. Registered views ignore `known_at`: it is "created".
-        """
         name = str(view.projection.name_to_use())  # type: ignore[no-untyped-call]  # so in Feast
         known = [column.name for column in source.features]
         for feature in features:
@@ -130,7 +127,6 @@ class ViewJoin:
 
 
 def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -> pa.Table:
-    """Return the entity dataframe, or the result of a DuckDB query, as a table; raise DataError if this fails."""
     where = "entity_df"
     if isinstance(entity_df, str):
         with connection(os.cpu_count() or 1) as db:
@@ -178,7 +174,6 @@ def check_columns(spine: Sequence[str], views: Sequence[ViewJoin]) -> None:
 
 
 def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
-    """Return the join keys of the view with the most keys; raise RequestError if it lacks a key of another view."""
     names = max((view.keys for view in views), key=len, default=())
     extra = {key for view in views for key in view.keys} - {*names}
     if extra:
@@ -191,8 +186,10 @@ def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
 def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kind: WithoutEntities) -> pa.Table:
     """Return entity rows from the views themselves: each key with each of its times, sorted, without duplicates.
 
-    If `kind` is "moments", the times are those from `start` to `end` at which a row of the key became visible. If it is
-    "snapshot", the only time is `end`, for keys with a value then. Views without all keys of `spine_keys` are not read.
+    A retrieval without an entity dataframe uses these rows. If `kind` is "moments", the times are those from `start` to
+    `end` at which a row of the key became visible. If `kind` is "snapshot", the only time is `end`, for keys with a row
+    that is valid then. Views that lack one of the join keys are skipped. Raise RequestError if no view has all join
+    keys.
     """
     names = spine_keys(views)
     first, last = micros(start), micros(end)

@@ -79,9 +79,9 @@ class FeastSource:
 
     @classmethod
     def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "FeastSource":
-        """Return a view's source. `untyped` has the names of join keys without a declared type, from `untyped_keys`.
+        """Return a view's source, with the columns to read. `untyped` are its join keys without a declared type.
 
-        Raise ConfigurationError if the source is not a file, or if a key has a type that is not for keys.
+        Raise ConfigurationError if the source is not a file, or if a key has a type that keys cannot have.
         """
         source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
@@ -106,7 +106,6 @@ class FeastSource:
         cls, config: RepoConfig, source: DataSource, keys: Sequence[str], features: Sequence[str], event: str,
         created: str | None,
     ) -> "FeastSource":  # fmt: skip
-        """Return a file source with these columns; raise FeastJoinKeysDuringMaterialization if it lacks a join key."""
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
         queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")
@@ -132,7 +131,6 @@ class FeastSource:
 
     @cached_property
     def data(self) -> ds.Dataset:
-        """The source as a dataset, as of the first access; raises ContractMismatch for a table of another contract."""
         if self.contract is not None:
             root, options = self.path.rstrip("/").rpartition("/")[0], feast_files.storage_options(self.files)
             history = OfflineStore(root, options).history(self.contract)
@@ -171,10 +169,15 @@ class FeastSource:
                             expected="Parquet, or Delta if its file_format is Delta") from error  # fmt: skip
 
     def time_filter(self, first: int | None, last: int | None, column: str = "") -> pc.Expression | None:
-        """Return a filter for times in `column` (default: the event time) from `first` to `last`, in microseconds.
+        """Return a filter that lets Arrow skip rows outside a time range, or None if it cannot skip any.
 
-        The filter only saves reading, and may let more rows pass. Return None, which filters nothing, if both bounds
-        are None, or if Arrow cannot compare the column exactly.
+        The filter may let rows outside the range pass, so the caller must filter again. It is None if both bounds are
+        None, or if Arrow cannot compare the column exactly.
+
+        Args:
+            first: start of the range, inclusive, in microseconds since 1970 UTC; None for no start.
+            last: end of the range, inclusive, in microseconds since 1970 UTC; None for no end.
+            column: name of a time column; "" for the event time.
         """
         schema, name = self.data.schema, column or self.event
         if name not in schema.names or not pa.types.is_timestamp(schema.field(name).type):
@@ -190,10 +193,13 @@ class FeastSource:
         return high if low is None else low if high is None else low & high
 
     def rows(self, names: Sequence[str], known_at: KnownAt, condition: pc.Expression | None = None) -> "SourceRows":
-        """Read the rows that have an event time and a complete key.
+        """Read the rows of the source that have an event time and a complete key, for a join.
 
-        `names` are the features to read. `known_at` selects the timestamp from which a row is visible. With "event",
-        the created timestamp only decides between rows with the same event time. `condition` filters the rows to read.
+        Args:
+            names: features to read.
+            known_at: time from which a row is visible: "event" for its event time, "created" for its created time. With
+                "event", the created time only decides between rows with the same event time.
+            condition: filter to skip rows while reading, from `time_filter`; None reads all rows.
         """
         for features in ([column for column in self.features if column.name in names], list(self.features)):
             table = self.columns(self.names(features), condition)
@@ -217,7 +223,6 @@ class FeastSource:
         return SourceRows(self, ViewHistory(view, history, 0), created, table)
 
     def values(self, table: pa.Table, name: str, types: ValueTypes) -> pa.ChunkedArray:
-        """Return the feature `name` from rows of the source; cast it to its declared type if `types` is "declared"."""
         feature = next(feature for feature in self.features if feature.name == name)
         column = table[feature.column]
         if types == "source":
@@ -225,7 +230,6 @@ class FeastSource:
         return feast_values.cast_to(column, feature.dtype, f"{self.where}, column {feature.column}")
 
     def key_type(self, key: SourceColumn) -> DataType:
-        """Return a join key's declared type. Without one, or with Feast's default String, return the column's type."""
         where = f"{self.where}, join key {key.column}"
         if key.column not in self.data.schema.names:
             return key.dtype or String  # reading then reports the missing column
@@ -257,10 +261,10 @@ class FeastSource:
 
         `content_hash` is the created time if `known_at` is "event", else 0.
         """
-        event = feast_values.moments(table[self.event], f"{self.where}, column {self.event}")
+        event = feast_values.to_timestamps(table[self.event], f"{self.where}, column {self.event}")
         created = event
         if self.created:
-            created = feast_values.moments(table[self.created], f"{self.where}, column {self.created}")
+            created = feast_values.to_timestamps(table[self.created], f"{self.where}, column {self.created}")
             created = pc.coalesce(created, event)
         keys = {}
         for n, key in enumerate(self.keys):
@@ -292,20 +296,21 @@ class SourceRows:
     table: pa.Table
 
     def positions_at(self, at: pa.ChunkedArray, keys: Sequence[pa.ChunkedArray], threads: int) -> pa.ChunkedArray:
-        """Return, for each time and key, the position of the valid row in `self.table`; null if missing or expired."""
+        """Return, for each time and key, the position in `self.table` of the valid row; null if missing or expired.
+
+        `at` has the times, and `keys` has a column per join key. All have the same length.
+        """
         columns = list(keys) or [pa.array(np.zeros(len(at), np.int64))]
         names = [column.name for column in self.history.view.keys]
         spine = pa.table([at, *columns], ["event_timestamp", *names])
         return point_in_time(spine, [self.history], threads)[self.history.view.full_name("place")]
 
     def newest(self, places: Ints) -> Ints:
-        """Return the position of the newest row of each key. `places` has the positions of the rows to choose from."""
         history = ViewHistory(self.history.view, self.history.table().take(places), 0)
         return places[LatestRows.of(history, LAST).place]
 
 
 def untyped_keys(registry: BaseRegistry, project: str, view: FeatureView) -> list[str]:
-    """Return the join keys of a view that have no declared type, because Feast has no field for them."""
     typed = {field.name for field in view.entity_columns}
     if len(typed) >= len(view.entities):
         return []

@@ -70,7 +70,11 @@ FORMS: Mapping[str, ValueForm] = {
 
 
 def encoding_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
-    """Return how rows store a Feast type, or None if no proto has it. With `written`, numbers are stored as protos."""
+    """Return how rows in Redis store a Feast type, or None if Feast's Value proto does not have a field for it.
+
+    `written` is True if the online store has the setting types = "written". Then numbers and lists of numbers are
+    stored as serialized protos, which keep the type that was written.
+    """
     if str(dtype) in FORMS:
         form = FORMS[str(dtype)]
         return ValueForm(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
@@ -78,8 +82,7 @@ def encoding_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
     return ValueForm(Bytes, kind, serialized=True) if kind in Value.DESCRIPTOR.fields_by_name else None
 
 
-def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
-    """Convert Feast protos to a column. Empty protos become null. Raise DataError if a value does not fit `form`."""
+def from_protos(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
     kinds = _kinds(protos)
     numbers = next((numbers for numbers in (_NUMBERS, _LISTS) if form.kind in numbers), (form.kind,))
     if unexpected := {*kinds} - {*numbers, "null_val", ""}:
@@ -110,20 +113,22 @@ def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
 
 
 def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: ValueForm, where: str) -> Values:
-    """Convert an Arrow column to the NumPy column of a feature; raise DataError if a value does not fit its type."""
     if not form.serialized:
         return from_arrow(cast_to(values, form.dtype, where), form.dtype)
     if _without_nan(values).null_count == len(values) and form.kind not in (*_NUMBERS, *_LISTS):
-        return column([_NULL] * len(values), form, where)
+        return from_protos([_NULL] * len(values), form, where)
     try:
         protos = python_values_to_proto_values(values.to_pylist(maps_as_pydicts="strict"), dtype.to_value_type())
     except (TypeError, ValueError, KeyError, AssertionError) as error:
         raise DataError(where, f"has a value that does not fit ({error})", expected=f"{dtype}, as declared") from error
-    return column(protos, form, where)
+    return from_protos(protos, form, where)
 
 
-def protos(values: Values, form: ValueForm) -> list[Value]:
-    """Return a proto per value, an empty proto for null. Timestamps are cut to whole seconds, as in Feast."""
+def to_protos(values: Values, form: ValueForm) -> list[Value]:
+    """Convert a column to Feast protos for a response: one per value, an empty proto for null.
+
+    Timestamps lose the fraction of a second, as in Feast.
+    """
     if form.serialized:
         return [_NULL if item is None else Value.FromString(item) for item in values.data]
     items = values.tolist(form.dtype)
@@ -147,7 +152,6 @@ def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str
 
 
 def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyValue]:
-    """Convert a join key to Python values: integers to text for a String key. Raise DataError for a null."""
     if column.dtype == String and pa.types.is_integer(values.type):
         values = values.cast(pa.string())
     keys = cast_to(values, column.dtype, f"{where}, join key {column.name}")
@@ -158,7 +162,6 @@ def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyV
 
 
 def key_type(value: Value) -> str:
-    """Return Feast's name of the type of a key value, for a join key without a declared type. Int32 counts as Int64."""
     kind = str(value.WhichOneof("val")).removesuffix("_val")
     return _wide(next((name for name, known in _KINDS.items() if known == kind), kind))
 
@@ -189,15 +192,18 @@ def arrow_key_type(kind: pa.DataType, where: str) -> DataType:
 
 
 def micros(times: Sequence[datetime], where: str) -> Ints:
-    """Return times in microseconds since 1970 UTC; a time without a zone is UTC. Raise DataError for None or NaT."""
     if not all(map(is_time, times)):
         raise DataError(where, "a row has no event timestamp", expected="one in every row")
     aware = (time.replace(tzinfo=UTC) if time.tzinfo is None else time for time in times)
     return np.array([clock.micros(time) for time in aware], np.int64)
 
 
-def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Cast timestamps or dates to UTC microseconds, rounded down. No zone means UTC. Other types raise DataError."""
+def to_timestamps(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """Cast a column of timestamps or dates to UTC microseconds. Nanoseconds are rounded down. No time zone means UTC.
+
+    A column that has only nulls may have any type. Raise DataError for another type, or for a time that does not fit.
+    `where` names the column in the error.
+    """
     kind = column.type
     if _without_nan(column).null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), TIME)])
@@ -214,9 +220,10 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """Cast a column to `dtype`. Fractions become the nearest float. Raise DataError if a value does not fit.
+    """Cast a column of a source to its declared type, or return it unchanged if `dtype` is None.
 
-    Return the column unchanged if `dtype` is None. NaN becomes null if `dtype` is not a float.
+    For a float type, a number with decimals is rounded to the nearest float. NaN becomes null if `dtype` is not a float
+    type. Raise DataError if a value does not fit. `where` names the column in the error.
     """
     if dtype is None:
         return column
@@ -231,7 +238,7 @@ def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.C
         if column.null_count == len(column):
             return pa.chunked_array([pa.nulls(len(column), target)])
     if dtype.name == "UnixTimestamp":
-        return moments(column, where)
+        return to_timestamps(column, where)
     if not _compatible(column.type, target):
         raise DataError(where, f"has type {column.type}", expected=f"{dtype}, as declared",
                         remedy="if the source has changed, update the feature view")  # fmt: skip

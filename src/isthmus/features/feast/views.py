@@ -46,7 +46,6 @@ class _FeastView(ViewContract):
 
 
 def project_of(config: RepoConfig) -> str:
-    """Return the project in the Redis keys of Feast's rows: `online_store.project` if set, or else Feast's own."""
     return str(config.online_store.project or config.project)
 
 
@@ -59,10 +58,6 @@ def is_registered(tags: Mapping[str, str]) -> bool:
 
 
 def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
-    """Return the contract in the tags of the view `name`. Call this only if `is_registered(tags)` is True.
-
-    Raise ContractMismatch if the contract is missing, damaged, or does not match the hash in the tags.
-    """
     where, hashed = _registration(name), tags["isthmus.contract"]
     try:
         view = ViewContract.from_dict(name, json.loads(tags.get("isthmus.view", "null")))
@@ -77,10 +72,10 @@ def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
 
 
 def online_name(config: RepoConfig, table: FeatureView) -> str:
-    """Return the name under which Redis stores a view's rows.
+    """Return the name of a Feast view's rows in Redis.
 
-    For a view that `isthmus apply` registered, it is the name with the suffix in the tag `isthmus.slot`. For other
-    views, it is the name, with the version if Feast's online versioning is on.
+    If `isthmus apply` has registered the view, the name is the view's name and the suffix in its tag `isthmus.slot`.
+    For all other views, it is the view's name, with the version if Feast's online versioning is on.
     """
     if is_registered(table.tags):
         return table.name + table.tags.get("isthmus.slot", "")
@@ -102,11 +97,14 @@ def key_problems(view: str, keys: _Types) -> list[Problem]:
 def layout_of(
     config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = (), inferred: Iterable[tuple[str, str]] = ()
 ) -> ViewLayout:
-    """Return the contract of a Feast view, and the encoding of each feature in rows and protos.
+    """Return the contract of a Feast view, and the encoding of each feature, to read or write its rows in Redis.
 
-    A join key without a declared type gets the type of its value in the first of `keys`. Without `keys`, its type comes
-    from `inferred`, pairs of a join key and Feast's name of its type. Raise ConfigurationError for a type that Isthmus
-    does not store. Raise ContractMismatch if a registered view has changed or belongs to another project.
+    `keys` are the entity keys of a request. A join key without a declared type gets the type of its value in the first
+    of `keys`. A caller without `keys` passes `inferred`: pairs of such a join key and Feast's name of its type.
+
+    Raises:
+        ConfigurationError: a key or feature has a type that Isthmus does not store.
+        ContractMismatch: a registered view has changed or belongs to another project.
     """
     key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
     if keys and (not key_types or len(key_types) < len(table.entities)):

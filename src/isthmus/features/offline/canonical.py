@@ -17,13 +17,12 @@ from isthmus.features.values.rows import RowCodec
 
 
 def declared_schema(view: ViewContract) -> pa.Schema:
-    """Return the schema of the rows that a transform returns: the table's columns without `content_hash`."""
     schema = table_schema(view)
     return schema.remove(schema.get_field_index("content_hash"))
 
 
 def canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
-    """Cast rows to the view's types, add content hashes, and sort by day, key and times.
+    """Bring rows of a view into the form of its table: cast them, add content hashes, and sort by day, key and times.
 
     Raise DataError if a column is missing, a value does not fit, or an event time is outside the years 1 to 9999.
     """
@@ -47,10 +46,10 @@ def identity(view: ViewContract) -> list[str]:
 
 
 def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Select the columns of `schema`, and cast them without loss.
+    """Select the columns of `schema` from rows of a view, and cast them without loss.
 
-    Raise DataError if a column is missing or repeated, a value does not fit, or a time column lacks a time zone. Nulls
-    in keys, times and arrays also raise DataError; other columns may have nulls.
+    Raise DataError if a column is missing or repeated, a value does not fit, or a time column lacks a time zone. Also
+    raise DataError for a null key, a null time, or a null inside an array. Features may be null.
     """
     columns = []
     for field in schema:
@@ -75,10 +74,10 @@ def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Table, int]:
-    """Merge rows of a view with pushed rows; return the merged table and the number of `rows` that were replaced.
+    """Merge rows of a view with pushed rows; return the merged table and how many of `rows` pushed rows replaced.
 
-    Both tables and the result are in the form of `canonical`. Among rows with the same key and times, the greatest
-    content hash wins, so the order of arrival does not matter.
+    Both tables and the result are in the form of `canonical`. If two rows have the same key and times, the one with the
+    greater content hash wins, so the order of arrival does not matter. Of two equal rows, the row in `rows` stays.
     """
     if not len(pushed):
         return rows, 0
@@ -90,26 +89,27 @@ def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Tabl
     first = [("_day", "ascending"), *((name, "ascending") for name in identity(view))]
     order = [*first, ("content_hash", "descending"), ("_pushed", "ascending")]
     both = both.append_column("_day", day).sort_by(order).drop_columns(["_day"])
-    both = both.filter(pa.array(np.append(True, ~repeated(view, both))))
+    both = both.filter(pa.array(np.append(True, ~equals_next(view, both))))
     left = len(both) - int(np.count_nonzero(both["_pushed"].to_numpy()))
     return both.drop_columns(["_pushed"]).combine_chunks(), len(rows) - left
 
 
 def canonical_pushes(view: ViewContract, pushed: pa.Table) -> pa.Table:
-    """Return pushed rows in canonical form. Among rows with one key and times, keep the one with the greatest hash."""
     rows = canonical(view, pushed)
     return merge(view, rows.slice(0, 0), rows)[0]
 
 
-def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
-    """Return the rows of `rows` that are not in `stored`, by the columns of `stored`. These may not have nulls."""
+def rows_not_in(rows: pa.Table, stored: pa.Table) -> pa.Table:
+    """Return the rows of `rows` that are not in `stored`. Only the columns of `stored` are compared.
+
+    The compared columns must not have nulls, because a null never equals another.
+    """
     names = stored.column_names
     numbered = rows.select(names).append_column("_n", pa.array(np.arange(len(rows))))
     return rows.take(numbered.join(stored, names, join_type="left anti")["_n"].sort())
 
 
-def repeated(view: ViewContract, rows: pa.Table) -> Mask:
-    """Return a mask for n canonical rows, bool (n - 1,): True at i if rows i and i + 1 have the same key and times."""
+def equals_next(view: ViewContract, rows: pa.Table) -> Mask:
     same: Mask = np.ones(max(0, len(rows) - 1), bool)
     for name in identity(view) if len(same) else ():
         column = rows[name].combine_chunks()
@@ -126,7 +126,7 @@ class Duplicates:
     first: str = ""
 
     def add(self, rows: pa.Table) -> None:
-        same = np.flatnonzero(repeated(self.view, rows))
+        same = np.flatnonzero(equals_next(self.view, rows))
         if not len(same):
             return
         self.count += len(same)
@@ -134,7 +134,6 @@ class Duplicates:
         self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
 
     def raise_if_any(self) -> None:
-        """Raise DataError, with the number of rows and the first, if `add` has found rows with equal keys and times."""
         if self.count:
             raise DataError(
                 f"view {self.view.name}",
@@ -144,7 +143,6 @@ class Duplicates:
 
 
 def by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]]:
-    """Split canonical rows by UTC day. Return each day's `Day` (row count, digest) and rows, by days since 1970."""
     days, starts = np.unique(micros(rows["event_timestamp"]) // DAY, return_index=True)
     identity = [column.name for column in table_schema(view) if not column.nullable]
     parts = {}

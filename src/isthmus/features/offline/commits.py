@@ -33,7 +33,6 @@ class RowSources:
     content: str = ""
 
     def retyped(self, later: "RowSources") -> bool:
-        """Return True if a source's column has another type in `later`. Columns missing in one of them do not count."""
         pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
         return any(now[column] != was[column] for now, was in pairs for column in now.keys() & was.keys())
 
@@ -74,11 +73,16 @@ class Commit:
         cls, before: "Commit | None", contract: str, days: Mapping[int, Day], within: Days | None, origin: RowSources,
         done: Sequence[Days], now: int,
     ) -> "Commit":  # fmt: skip
-        """Return the commit to record after a build of the days `within` (None for all) at `now`, in microseconds.
+        """Return the state of an offline table after a build, to store it with the build's commit.
 
-        `before` is the table's last commit, or None without a table. `contract` is the hash of the view's contract.
-        `days` has the summaries of all days after the build. `origin` describes the sources of the built rows. `done`
-        are ranges of days that the same build has already found unchanged.
+        Args:
+            before: state before the build; None if the table does not exist yet.
+            contract: hash of the view's contract.
+            days: row count and digest of each day after the build, by days since 1970-01-01.
+            within: days that were built; None for all days.
+            origin: column types and content of the sources that were read.
+            done: ranges of days that the same build has already found unchanged.
+            now: time of the build, in microseconds since 1970 UTC.
         """
         until = now if within is None else max(before.until if before else 0, min(now, within.end * DAY))
         if within is None or before is None:
@@ -92,7 +96,10 @@ class Commit:
 
     @property
     def base(self) -> str:
-        """Fingerprint of the last build. Pushes do not change it, so they do not make derived results outdated."""
+        """Fingerprint of the rows of the last build, to decide if derived results are outdated.
+
+        Pushed rows do not change it, so that they do not make derived results outdated.
+        """
         return self.built or self.fingerprint
 
     def metadata(self) -> dict[str, str]:
@@ -109,7 +116,6 @@ class Commit:
 
     @classmethod
     def read(cls, metadata: Mapping[str, object]) -> "Commit | None":
-        """Parse a Delta commit's metadata, or return None if Isthmus did not write it; raise ValueError if damaged."""
         if _CONTRACT not in metadata:
             return None
         text = {key: str(value) for key, value in metadata.items()}
@@ -131,7 +137,10 @@ class Commit:
 
 
 def digest(rows: pa.Table) -> bytes:
-    """Return the first 16 bytes of the SHA-256 over all columns of a table. No value may be null."""
+    """Return the first 16 bytes of the SHA-256 over all columns of a table, to notice changed rows.
+
+    The order of rows and columns matters. No value may be null.
+    """
     sha = hashlib.sha256()
     for name in rows.column_names:
         column = rows[name]

@@ -49,10 +49,10 @@ class StoredTable:
         self._errors, self._private = errors, private
 
     def open(self, version: int | None = None, *, check: bool = True) -> DeltaTable | None:
-        """Return the table at `version`, by default the newest, or None if it does not exist.
+        """Return the Delta table at `version`, by default the newest, or None if the table does not exist.
 
-        Raise DependencyError if object storage does not answer, and DataError if the table is damaged. With `check`, a
-        local table is also damaged if a data file is missing or has another size.
+        With `check`, a local table also counts as damaged if a data file is missing or has a wrong size. Raise
+        DataError if the table is damaged, and DependencyError if object storage does not answer.
         """
         with self.reading():
             try:
@@ -67,10 +67,11 @@ class StoredTable:
         self, rows: pa.Table, *, transactions: list[Transaction] | None = None, retries: int | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        """Append rows in one commit, or create the table; raise DataError or DependencyError if that fails.
+        """Append rows in one commit, and create the table if it does not exist.
 
-        If another process commits first, try again up to `retries` times, by default as often as deltalake does.
-        `options` are arguments of `write_deltalake`.
+        If another process commits first, try again up to `retries` times; None uses deltalake's default. `transactions`
+        are the application transactions that Delta records with the commit. `options` are arguments of
+        `write_deltalake`. Raise DataError or DependencyError if the commit fails.
         """
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=retries)
         with self.writing():
@@ -82,10 +83,16 @@ class StoredTable:
         self, table: DeltaTable | None, rows: pa.Table | pa.RecordBatchReader, metadata: Mapping[str, str], *,
         transactions: list[Transaction] | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        """Write rows as the version after `table`, or the first if it is None; raise DataError if that version exists.
+        """Write rows as the next version of the table. Raise DataError if another process has written that version.
 
-        The commit stores `metadata`, whose names must start with "isthmus.". If object storage reports an error, but
-        the version has exactly this metadata, the commit counts as made. `options` are arguments of `write_deltalake`.
+        Args:
+            table: the table at its newest version; None to create the table.
+            rows: rows to write.
+            metadata: texts to store with the commit. Names must start with "isthmus.". If object storage reports an
+                error but the next version has exactly this metadata, the commit counts as made. Otherwise, raise
+                DependencyError.
+            transactions: application transactions that Delta records with the commit.
+            options: arguments of `write_deltalake`.
         """
         # No retries: the metadata is only right if this is the next commit of the table.
         properties = CommitProperties(
@@ -108,7 +115,6 @@ class StoredTable:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Turn errors of reading into a DataError, or a DependencyError if object storage does not answer."""
         try:
             yield
         except (DeltaError, OSError, pa.ArrowException, _duckdb_error(), ValueError) as error:
@@ -121,9 +127,9 @@ class StoredTable:
     def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
         """Turn errors of writing into a DataError, or a DependencyError if object storage does not answer.
 
-        For a private local table, first create its folder. Ignore the error if object storage has made the commit
-        nevertheless: the version after `before` (-1 for a new table) has exactly this `metadata`. Without `before` or
-        `metadata`, and for local tables, no error is ignored.
+        For a private local table, first create its folder. Object storage may report an error for a commit that it has
+        made. The error is ignored if the version after `before` has exactly this `metadata`. `before` is -1 for a new
+        table. Without `before` or `metadata`, no error is ignored.
         """
         try:
             if self._private and self.options is None:
@@ -158,7 +164,6 @@ class StoredTable:
 
 
 def unavailable(where: str, place: str, error: BaseException) -> DependencyError | None:
-    """Return a DependencyError if `error` means that object storage at the URL `place` is not available, else None."""
     if "://" not in place or not any(sign in str(error) for sign in _SIGNS):
         return None
     return DependencyError(
@@ -169,7 +174,6 @@ def unavailable(where: str, place: str, error: BaseException) -> DependencyError
 
 
 def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
-    """Return Arrow's file system for the files of a table. `place` is the table's path or URL."""
     import pyarrow.fs as fs
     from deltalake.fs import DeltaStorageHandler
 

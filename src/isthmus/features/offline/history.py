@@ -25,7 +25,10 @@ class ViewHistory:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the rows; empty if unknown. `version` does not identify rows: a table built anew restarts at 0."""
+        """SHA-256 of the rows, to notice that a table changed; empty if unknown.
+
+        Use it instead of `version`, which restarts at 0 when a table is built anew.
+        """
         return self.commit.fingerprint
 
     def table(self, columns: list[str] | None = None) -> pa.Table:
@@ -52,7 +55,6 @@ def table_schema(view: ViewContract) -> pa.Schema:
 
 
 def connection(threads: int = 2) -> "duckdb.DuckDBPyConnection":
-    """Open a new in-memory DuckDB connection that never downloads extensions. The caller closes it."""
     import duckdb
 
     return duckdb.connect(

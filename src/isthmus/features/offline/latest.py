@@ -49,10 +49,12 @@ class LatestRows:
         event, known_then, content = (part[row] for part in parts.values())
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
-    def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
-        """Compare with a `later` state; return a mask: True at i if row i of `later` is equal to row `places[i]` here.
+    def equal_rows(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
+        """Return a mask over the rows of `later`, True if a row equals its earlier row here, to find rows that changed.
 
-        `places` comes from `index_of_keys`; -1 counts as different. Without `times`, compare only the content hashes.
+        `places` comes from `index_of_keys`. For each row of `later`, it has the index here of the row with the same
+        key, or -1 for a missing key, which gives False. With `times=False`, only the content hashes are compared, and
+        not the times.
         """
         same: Mask = places >= 0
         old = np.maximum(places, 0)
@@ -63,7 +65,10 @@ class LatestRows:
         return same
 
     def rows(self, selection: Places) -> Iterator[pa.Table]:
-        """Read the rows at `selection`, ascending indices into `keys`, from the history; yield them in parts."""
+        """Read the latest rows of some keys from the history, and yield them as tables, one part after the other.
+
+        `selection` has the ascending indexes of these keys in `keys`.
+        """
         schema, places, data = table_schema(self.history.view), self.place[selection], self.history.data
         if isinstance(data, pa.Table):
             yield data.select(schema.names).take(places).cast(schema)
@@ -80,8 +85,11 @@ class LatestRows:
             start = end
 
 
-def horizon(history: ViewHistory, at: int) -> int:
-    """Return the latest known time in a history that is not after `at`, in microseconds; -2**63 if there is none."""
+def latest_known_time(history: ViewHistory, at: int) -> int:
+    """Return the latest known time in a history that is not after `at`, or -2**63 if the history has none.
+
+    Both times are in microseconds since 1970 UTC.
+    """
     return _until(micros(history.table(["known_at"])["known_at"]), at)
 
 
@@ -90,7 +98,10 @@ def _until(known: Ints, at: int) -> int:
 
 
 def index_of_keys(left: pa.Table, right: pa.Table) -> Places:
-    """Return, for each key of `right`, the index of the same key in `left`, or -1. Keys of `left` must be distinct."""
+    """Return the index in `left` of each key of `right`, or -1 if `left` lacks the key.
+
+    Keys in `left` must be distinct. Both tables have a column per join key, with the same names.
+    """
     if left.equals(right):
         return np.arange(len(right))
     rows = np.full(len(right), -1)

@@ -61,11 +61,9 @@ class MaterializationLog:
         self._stored.append(pa.Table.from_pylist([asdict(entry)], _SCHEMA))
 
     def contracts(self) -> set[str]:
-        """Return the hashes of all definitions of views that were ever materialized. Raise DataError if damaged."""
         return set(self._table().column("contract").to_pylist())
 
-    def of(self, view: ViewContract) -> list[Materialization]:
-        """Return the runs of a view under this definition, ordered by `readable`. Raise DataError if damaged."""
+    def runs(self, view: ViewContract) -> list[Materialization]:
         table = self._table()
         mine = pc.and_(pc.equal(table["view"], view.name), pc.equal(table["contract"], view.hash))
         # If the clock did not advance, later runs have later versions.

@@ -22,7 +22,6 @@ DAY_COLUMN = pa.field("event_day", pa.date32(), nullable=False)
 
 
 def require_readable(table: DeltaTable) -> None:
-    """Raise an OSError if another tool has upgraded the table to a Delta reader version that Isthmus cannot read."""
     if (needed := table.protocol().min_reader_version) > 1:
         raise OSError(f"another tool has upgraded it to Delta reader version {needed}; Isthmus reads version 1")
 
@@ -34,9 +33,10 @@ def files_by_day(table: DeltaTable) -> dict[int, int]:
 
 
 def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) -> "ds.Dataset":
-    """Return a lazy dataset of the table in the folder or at the URL `place`, sorted by day.
+    """Open a Delta table's Parquet files as a lazy Arrow dataset, in order of the days of their rows.
 
-    `only` has the days to read, counted from 1970-01-01; None reads all days.
+    `place` is the folder or URL of the table. `only` has the days to read, as numbers of days since 1970-01-01. None
+    reads all days.
     """
     # A late import: it loads pandas, which takes a third of a second.
     import pyarrow.dataset as ds
@@ -86,7 +86,6 @@ def reader(view: ViewContract, rows: DaySpool) -> pa.RecordBatchReader:
 
 
 def days_predicate(days: Sequence[int]) -> str:
-    """Return a Delta predicate that selects all rows of these days (counted from 1970-01-01), to replace the days."""
     ranges = union(Days(day, day + 1) for day in days)
     name = DAY_COLUMN.name
     return " OR ".join(

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, Transaction
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
-from isthmus.features.offline.canonical import declared_schema, difference
+from isthmus.features.offline.canonical import declared_schema, rows_not_in
 from isthmus.features.offline.delta import StoredTable, TableErrors
 from isthmus.features.offline.partitions import DAY_COLUMN, dataset, days_predicate, files_by_day, with_day
 from isthmus.features.values.arrow import micros
@@ -67,11 +67,12 @@ class PushLog:
             return None if table is None else table.version()
 
     def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
-        """Read pushed rows as a table with the view's columns and `_accepted`, the time of the push in microseconds.
+        """Read pushed rows, for a build to merge them into the view's table.
 
-        `days`, counted from 1970-01-01, selects rows by event day; None reads all rows. `version` is a version of the
-        log, by default the newest. The result is empty if the log does not exist. Raise DataError if a value does not
-        fit the view's type.
+        Return a table with the view's columns and `_accepted`, the time of the push in microseconds since 1970 UTC.
+        `days` has the event days to read, as numbers of days since 1970-01-01. None reads all rows. `version` is a
+        Delta version of the log, by default the newest. Without a log, the result is empty. Raise DataError if a value
+        does not fit the view's type.
         """
         with self._stored.reading():
             table = self._stored.open(version)
@@ -79,10 +80,11 @@ class PushLog:
         return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.to_view(view, rows)
 
     def to_view(self, view: ViewContract, rows: pa.Table) -> pa.Table:
-        """Convert rows read from the log to the view's columns and `_accepted`, the time of the push.
+        """Convert rows of this log, which may be pushed under several definitions, to the columns of one definition.
 
-        Columns that the rows lack become null. Rows that lack one of the view's keys are dropped: they were pushed
-        under an earlier definition. Raise DataError if a value does not fit the view's type.
+        The result also has `_accepted`, the time of the push in microseconds since 1970 UTC. Missing columns become
+        null. Rows without one of the view's join keys are dropped. Raise DataError if a value does not fit the view's
+        type.
         """
         schema = declared_schema(view).append(ACCEPTED)
         for key in view.keys:
@@ -97,8 +99,7 @@ class PushLog:
                 remedy=f"declare the view with version={view.version + 1}, which starts a new table",
             ) from error  # fmt: skip
 
-    def last(self) -> int:
-        """Return the Redis stream position (see `Entry.place`) of the last row in the log, or -1 without rows."""
+    def last_position(self) -> int:
         with self._stored.reading():
             table = self._stored.open()
             return -1 if table is None else _last(table)
@@ -107,10 +108,10 @@ class PushLog:
         """Append pushed rows to the log in one commit, and return how many of them are new.
 
         Create the log if necessary. `places` has the position of each row in the Redis stream, ascending int64 (see
-        `Entry.place`). Rows up to the log's last position are skipped, because the log already has them. Pass
-        `intact=False` if Redis was restored to an older state: then such a row is skipped only if the log has an equal
-        row. A day with `FILES` or more files is rewritten as a single file. Raise DataError if another process writes
-        to the log at the same time.
+        `Entry.place`). Rows up to the log's last position are skipped, because an earlier call has appended them. Pass
+        `intact=False` if Redis was restored to an older state, so that new rows may have used positions. Then such a
+        row is skipped only if the log has an equal row. A day with `FILES` or more files is rewritten as a single file.
+        Raise DataError if another process writes to the log at the same time.
         """
         with self._stored.reading():
             table = self._stored.open()
@@ -123,7 +124,7 @@ class PushLog:
                 again, later = rows.take(pa.array(seen)), rows.take(pa.array(np.flatnonzero(places > last)))
                 names = [field.name for field in rows.schema if not field.nullable]
                 logged = self._read(table, _days(again)).select(names).cast(again.select(names).schema)
-                rows = pa.concat_tables([difference(again, logged), later])
+                rows = pa.concat_tables([rows_not_in(again, logged), later])
         if not len(rows):
             return 0
         self._write(table, with_day(rows), max(last, int(places[-1])))

@@ -42,7 +42,6 @@ class Scan:
         self._ends = np.cumsum(counts, dtype=np.int64)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """Yield these columns of all rows in order, as (number of the first row, block of about `BLOCK` rows)."""
         first, waiting = 0, []
         for batch in self._batches(self._groups, columns):
             waiting.append(batch)
@@ -53,7 +52,10 @@ class Scan:
             yield first, pa.Table.from_batches(waiting)
 
     def rows(self, places: np.ndarray[Any, np.dtype[np.int64]], columns: Sequence[str]) -> pa.Table:
-        """Read columns of single rows by their ascending numbers `places`, without reading other row groups."""
+        """Read columns of single rows, such as those that a join has found, without reading other row groups.
+
+        `places` has the ascending numbers of the rows, counted from 0 in this scan and not in the table.
+        """
         group = np.searchsorted(self._ends, places, side="right")
         needed, inverse = np.unique(group, return_inverse=True)
         lengths = np.diff(self._ends, prepend=0)[needed]
@@ -76,7 +78,6 @@ class Scan:
 
 
 def rebatch(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Regroup batches into tables of `rows` rows each; the last one may be smaller. No table is empty."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

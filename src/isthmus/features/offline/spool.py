@@ -55,7 +55,6 @@ class DaySpool(AbstractContextManager["DaySpool"]):
         return sorted({int(day) for run in self._runs for day in run.days})
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
-        """Yield the rows by day, in tables of complete days, as often as needed. `within` limits the days."""
         parts: list[pa.Table] = []
         rows = 0
         for day in self.days():

@@ -22,8 +22,8 @@ from isthmus.features.offline.canonical import (
     canonical_pushes,
     cast,
     declared_schema,
-    difference,
     merge,
+    rows_not_in,
 )
 from isthmus.features.offline.commits import Commit, Day, RowSources, digest
 from isthmus.features.offline.delta import StoredTable, TableErrors
@@ -91,7 +91,6 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @property
     def changes(self) -> bool:
-        """True if `OfflineStore.write` will make a new version of the table."""
         before = self.before
         if before is None or self.replaced != [] or before.contract != self.commit.contract:
             return True
@@ -100,7 +99,6 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @property
     def base(self) -> str:
-        """Hash of the rows of the table's last build, as it will be after this write. Pushed rows do not change it."""
         return self.commit.base if self.changes or self.before is None else self.before.base
 
 
@@ -124,15 +122,20 @@ class OfflineStore:
         done: Sequence[Days] = (),
         now: int = 0,
     ) -> Prepared:
-        """Check computed rows of a view, and merge its pushed rows into them.
+        """Check the rows that a build has computed for a view, and merge the view's pushed rows into them.
 
-        Pass the result to `write`; nothing is written yet. `rows` has one row per key and times. `within` is the range
-        of days to replace, None for the complete history. `origin` describes the sources of the rows. `done` has ranges
-        of days that the same build has already checked and found unchanged. `now`, in microseconds since 1970 UTC,
-        serves to count rows in the future. Use the result in a `with` block, whose end deletes temporary files.
+        Nothing is written yet: pass the result to `write`. Use it in a `with` block, whose end deletes temporary files.
+        Raise ConfigurationError if a stored column does not have the declared type. Raise DataError if two rows have
+        the same key and times, or the table is damaged. With `within`, raise ContractMismatch if the table was built
+        under another definition.
 
-        Raise ConfigurationError if a stored column does not have the declared type, and DataError if rows repeat a key
-        and times or the table is damaged. With `within`, raise ContractMismatch if the table has another contract.
+        Args:
+            view: definition of the view.
+            rows: all computed rows, or at least those of the days `within`.
+            within: range of days to replace; None to replace the complete history.
+            origin: column types and content of the sources, recorded to find out later if they have changed.
+            done: ranges of days that the same build has already checked and found unchanged.
+            now: time of the build in microseconds since 1970 UTC; later rows are counted in `Prepared.ahead`.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
@@ -177,9 +180,9 @@ class OfflineStore:
             )
 
     def prepare_relabel(self, view: ViewContract) -> Prepared:
-        """Prepare a commit that puts the stored rows of a view under its new definition `view`, if they stay valid.
+        """Prepare a commit, for `write`, that keeps all rows of a view's table and only records the new definition.
 
-        Pass the result to `write`.
+        Use this if the change leaves the stored rows valid, which is not checked here. The table must exist.
         """
         table = self._stored(view.table).open()
         assert table is not None  # noqa: S101 - the caller has its commit
@@ -187,20 +190,21 @@ class OfflineStore:
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """Check that a build may replace single days of a view's table.
+        """Return the last commit of a view's table, or None without a table, before a build replaces single days of it.
 
-        Return its last commit, or None without a table. Raise ContractMismatch if the table was built under another
-        contract, or by an early version of Isthmus.
+        Raise ContractMismatch if the other days would not match: they were built under another definition of the view,
+        or by an early version of Isthmus that did not record days.
         """
         before = self.commit(view)
         _require_extendable(view, before)
         return before
 
     def write(self, prepared: Prepared) -> TableWrite:
-        """Write prepared rows in one commit, or nothing if the table already has them.
+        """Commit the result of `prepare` or `prepare_relabel` to the view's table.
 
-        Raise DataError if writing fails or another process has written since `prepare`, and DependencyError if object
-        storage does not answer. The table is then unchanged.
+        Do nothing if the rows, the contract and the source types are the table's already. Raise DataError if writing
+        fails or another process has written since `prepare`, and DependencyError if object storage does not answer. The
+        table is then unchanged.
         """
         view, commit, before, table = prepared.view, prepared.commit, prepared.before, prepared.table
         if not prepared.changes and table is not None:
@@ -230,10 +234,10 @@ class OfflineStore:
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
         """Add newly pushed rows to a view's table in one commit, and return by how many rows the table has grown.
 
-        A pushed row replaces a stored row with the same key and times if its content hash is greater. Otherwise, it is
-        skipped. Append the rows to the `PushLog` first, because later builds read them there. If the table is missing
-        or has another contract, this writes nothing and returns 0. Raise DataError, with the table unchanged, on a
-        conflict or an error.
+        Append the rows to the `PushLog` first, because later builds read them there. If the table already has a row
+        with the same key and times, the row with the greater content hash stays. If there is no table, or it was built
+        under another definition, nothing is written and the result is 0. On a conflict or an error, raise DataError and
+        leave the table unchanged.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
@@ -251,8 +255,8 @@ class OfflineStore:
                     entry = Day(len(group), digest(group))
                     if entry != days.get(day):
                         # Skip rows that are already stored, and rows that a stored row beats.
-                        lost = difference(own.select(identity), group)
-                        days[day], parts[day] = entry, difference(difference(own, stored), lost)
+                        lost = rows_not_in(own.select(identity), group)
+                        days[day], parts[day] = entry, rows_not_in(rows_not_in(own, stored), lost)
                         rewrite |= outdone > 0 or files.get(day, 0) >= FILES
                 for day, own in parts.items():
                     whole = dataset(table, path, [day]).to_table().select(own.column_names) if rewrite else None
@@ -264,16 +268,15 @@ class OfflineStore:
         return commit.rows - before.rows
 
     def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
-        """Return what Isthmus recorded about a view's table at `version`, by default the newest.
+        """Return the state of a view's table that Isthmus recorded with a Delta version, or None without a table.
 
-        Return None without a table. The table may have been built under any contract. Raise DataError if it is damaged,
-        or another tool has changed its rows.
+        `version` is by default the newest. This also works if the table was built under another definition of the view,
+        to compare the two. Raise DataError if the table is damaged, or another tool has changed its rows.
         """
         table = self._stored(view.table).open(version)
         return None if table is None else self._commit(view.table, table)
 
-    def check(self, history: ViewHistory) -> None:
-        """Read all rows of a history. Raise DataError if the content hash of a row does not match its values."""
+    def require_unaltered(self, history: ViewHistory) -> None:
         view = history.view
         with self.reading(view.table):
             rows = history.table()
@@ -283,16 +286,18 @@ class OfflineStore:
                 raise OSError(f"{len(altered)} of {len(rows)} rows differ from what was written")
 
     def base(self, view: ViewContract) -> str:
-        """Return the fingerprint of a view's last build, without loading pandas.
+        """Return the hash of the rows that the last build of a view's table wrote. Later pushed rows do not change it.
 
-        Raise ContractMismatch if the table belongs to another contract, and DataError if it is missing or damaged.
+        A deployment records it, to tell later if the table was rebuilt. Raise ContractMismatch if the table was built
+        under another definition, and DataError if it is missing or damaged.
         """
         return self._built(view)[1].base
 
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
-        """Open the rows of a view's table at a version, by default the latest. Rows are read later.
+        """Open a view's table, with all rows ever built or pushed, at a Delta version, by default the newest.
 
-        Raise ContractMismatch if the table belongs to another contract, and DataError if it is missing or damaged.
+        This reads no rows yet. Raise ContractMismatch if the table was built under another definition of the view, and
+        DataError if it is missing or damaged.
         """
         table, commit = self._built(view, version)
         with self.reading(view.table):
@@ -313,10 +318,6 @@ class OfflineStore:
         return table, commit
 
     def type_problems(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
-        """Return a problem for each column whose stored type differs from the declared type.
-
-        `table` is the view's open table, if the caller has it.
-        """
         table = table or self._stored(view.table).open()
         if table is None:
             return []
@@ -332,7 +333,6 @@ class OfflineStore:
         ]
 
     def reading(self, table: str) -> AbstractContextManager[None]:
-        """Convert errors in a `with` block that reads `table` to DataError, or DependencyError if storage is down."""
         return self._stored(table).reading()
 
     def _stored(self, table: str) -> StoredTable:

@@ -63,13 +63,12 @@ def read(file: Path) -> dict[str, LastMaterialization]:
 
 
 def record_materialization(file: Path, view: ViewContract, record: Published) -> None:
-    """Record a view's last materialization, described by `record`, in the file. Concurrent calls lose entries."""
+    # Concurrent calls would lose entries: the caller holds a lock.
     entry = LastMaterialization(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
 
 def sample_key(project: str, view: ViewContract) -> bytes:
-    """Return the name of the Redis key that holds a view's sample: some of its entity keys, to detect lost rows."""
     return records.view_key(project, view.online_name, "sample")
 
 
@@ -86,10 +85,12 @@ def check(
     written: LastMaterializations,
     nodes: Sequence[Mapping[str, Any]],
 ) -> Generator[list[Command], list[Any], Losses]:
-    """Find views whose rows Redis may have lost. Without doing I/O, yield Redis commands and return the losses.
+    """Find views whose rows Redis may have lost, by eviction, a restart or a restore.
 
-    The caller passes the replies to each yielded list back with `send`. `written` comes from `read`. `nodes` has the
-    output of INFO of each server; if it is empty, evictions and restarts are not checked.
+    This generator does no I/O, so that synchronous and asynchronous callers can share it. It yields lists of Redis
+    commands, takes their replies by `send`, and returns the losses. `written` has the last materializations by online
+    name of the view, from `read`. `nodes` has the INFO output of each Redis server. If it is empty, evictions and
+    restarts are not checked.
     """
     lost, commands = dict[str, str](), list[Command]()
     query = records.query(project, views)
@@ -140,9 +141,10 @@ def refusal(view: str, why: str) -> LostRowsError:
 
 
 def require_rows(lost: Mapping[str, str], views: Iterable[ViewContract], answers: Mapping[str, ViewAnswer]) -> None:
-    """Raise LostRowsError if a lookup found no row for a key, and Redis may have lost rows of that view.
+    """Raise LostRowsError if a lookup found no row for some key of a view that may have lost rows in Redis.
 
-    Otherwise, a lost row would look like an unknown key. `lost` is `Losses.views`.
+    Otherwise, a lost row would look like an unknown key. `lost` has the reasons by online name of the view, from
+    `Losses.views`. `answers` has the results of the lookup by view name.
     """
     for view in views:
         answer = answers[view.name]

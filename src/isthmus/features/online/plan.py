@@ -65,10 +65,6 @@ class LookupPlan:
         self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
 
     def bits(self, features: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-        """Return a bit mask of features for each view, with which `Columns.nulls` counts nulls.
-
-        `features` are (view, feature) pairs.
-        """
         names: dict[str, list[str]] = {}
         for view, feature in features:
             names.setdefault(view, []).append(feature)
@@ -86,14 +82,17 @@ class LookupPlan:
         self, replies: Sequence[Sequence[bytes | None]], rows: int, at: int, stamps: Mapping[str, Stamp],
         check: bool | None = None,
     ) -> dict[str, ViewAnswer]:  # fmt: skip
-        """Convert the Redis replies to `commands` for `rows` entity rows to each view's answer, by view name.
+        """Convert the Redis replies to `commands` to each view's features and status, by view name.
 
-        `at` is the time of the lookup in microseconds since 1970 UTC. `stamps` has row times that Redis stores once per
-        view. Read them before the rows, since a later stamp may not fit the rows.
-
-        If `check` is None, raise DataError for a damaged row, and ContractMismatch for a row of another contract. If it
-        is False or True, such rows get the status DAMAGED, and ContractMismatch is raised only if all rows have another
-        contract. If it is True, the content of each row is also compared with its hash.
+        Args:
+            replies: one reply per command, in order.
+            rows: number of entity rows looked up.
+            at: time of the lookup in microseconds since 1970 UTC, at which rows must be valid.
+            stamps: row times that Redis stores once per view, by view name. Read them before the rows, since a later
+                stamp may not fit the rows.
+            check: None to raise DataError for a damaged row, and ContractMismatch for a row of another definition. With
+                False or True, such rows get the status DAMAGED, and only if all rows of a view have another definition,
+                ContractMismatch is raised. True also compares the content of each row with its hash.
         """
         answers = {}
         for group, views in enumerate(self._groups):
@@ -110,11 +109,6 @@ class LookupPlan:
     def with_foreign(
         self, answers: Mapping[str, ViewAnswer], rows: int, foreign: Mapping[int, str]
     ) -> dict[str, ViewAnswer]:
-        """Return copies of the answers whose attribute `foreign` names rows that another program overwrote in Redis.
-
-        The argument `foreign` maps the index of a command in `commands` to the Redis type that its key has now. `rows`
-        is the number of entity rows.
-        """
         marked = {}
         for group, views in enumerate(self._groups):
             own = {place - group * rows: kind for place, kind in foreign.items() if place // rows == group}
@@ -122,10 +116,11 @@ class LookupPlan:
         return marked
 
     def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
-        """Read the rows of these keys from Redis in two round trips, and return each view's answer by name.
+        """Look up rows in Redis over a synchronous client, in two round trips. Return each view's features and status.
 
-        `keys` has n values per join key; `at` is the time of the lookup in microseconds since 1970 UTC. Raise DataError
-        for a damaged row, ContractMismatch for a row of another contract, and redis.RedisError if Redis fails.
+        The results are by view name. `keys` has n values for each join key. `at` is the time of the lookup in
+        microseconds since 1970 UTC. Raise DataError for a damaged row, ContractMismatch for a row of another definition
+        of its view, and redis.RedisError if Redis fails.
         """
         (reply,) = ask(client, [record.query(self.contract.project, self.views)])
         stamps = record.stamps(self.views, reply)
@@ -149,11 +144,15 @@ def _bounds(times: Ints) -> tuple[int, int]:
 def answer(
     view: ViewContract, block: Block, damaged: Mask | None, at: int, stamp: Stamp | None, ahead: bool
 ) -> ViewAnswer:
-    """Apply the time rules to a view's stored rows, and return their values and status at the time `at`.
+    """Decide which stored rows of a view are valid at the time `at`, and return their features and status.
 
-    `at` is in microseconds since 1970 UTC. A row later than `at` counts as not found unless `ahead`. A row older than
-    the view's ttl is expired. `stamp`, if given, first replaces the times of the rows that it covers. Rows in the mask
-    `damaged` have the status DAMAGED.
+    Args:
+        view: definition of the view, with its ttl.
+        block: decoded rows.
+        damaged: mask of rows that get the status DAMAGED; None without any.
+        at: time of the lookup in microseconds since 1970 UTC. Rows older than the view's ttl are expired.
+        stamp: common times that replace the times of the rows that it covers, or None.
+        ahead: True to return rows whose times are after `at`. Otherwise they count as not found.
     """
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)

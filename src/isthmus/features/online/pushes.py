@@ -127,9 +127,10 @@ def require_room(table: str, counts: Sequence[int], rows: int) -> None:
 
 
 def newest(client: Client, project: str, table: str) -> int:
-    """Return the position (see `Entry.place`) of the last stream entry, or -1 for an empty stream.
+    """Return the position of the last entry in a table's stream of pushed rows, or -1 if the stream is empty.
 
-    If the id of that entry is too large for a position, first give the entries new ids.
+    `collect` reads up to this position (see `Entry.place`), and leaves later rows to its next run. If the entry's id is
+    too large to be a position, this gives the entries of the stream new ids.
     """
     entries = _entries(client, project, table, lambda name: client.xrevrange(name, count=1))
     return _place(entries[0][0]) if entries else -1
@@ -138,10 +139,11 @@ def newest(client: Client, project: str, table: str) -> int:
 def waiting(
     client: Client, project: str, table: str, count: int, after: int = -1, until: int | None = None
 ) -> list[Entry]:
-    """Read up to `count` pushed rows from a table's stream, in order, with positions `after < place <= until`.
+    """Read pushed rows that wait in a table's stream to be collected, in order.
 
-    `until` None means no limit. If an id is too large for a position, first give the entries new ids. The empty entry
-    that `restore` adds is left out. Raise redis.RedisError if Redis does not answer.
+    At most `count` rows are read, with positions greater than `after` and up to `until` (see `Entry.place`). None means
+    no upper limit. If an id is too large to be a position, this gives the entries of the stream new ids. Raise
+    redis.RedisError if Redis does not answer.
     """
     first, last = "-" if after < 0 else f"({_id(after)}", "+" if until is None else _id(max(until, 0))
     entries = _entries(client, project, table, lambda name: client.xrange(name, first, last, count=count))
@@ -168,7 +170,10 @@ def unreadable_stream(project: str, table: str) -> bytes:
 
 
 def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]) -> None:
-    """Copy unreadable entries to a separate stream, unless it has them. `trim` later removes the originals."""
+    """Copy entries that cannot be collected to a separate stream, unless that stream has them already.
+
+    `trim` later removes the originals, so they no longer block the stream. `put_back` returns the copies to it.
+    """
     name = unreadable_stream(project, table)
     for place in (_id(entry.place) for entry in entries):
         if not client.xrange(name, place, place):
@@ -180,7 +185,10 @@ def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]
 
 
 def put_back(client: Client, project: str, table: str) -> None:
-    """Move the entries that `set_aside` copied back to the stream of pushed rows, except malformed ones."""
+    """Move entries from the separate stream of `set_aside` back to the stream of pushed rows, to collect them again.
+
+    Use this once the cause is fixed. Entries without the fields of a pushed row stay in the separate stream.
+    """
     for name, fields in cast("list[Any]", client.xrange(unreadable_stream(project, table))):
         if fields.keys() >= {b"k", b"r"} and fields.get(b"a", b"").isdigit():
             arguments = [b"%d" % (1 << 62), fields[b"a"], fields[b"k"], fields[b"r"]]
@@ -190,9 +198,10 @@ def put_back(client: Client, project: str, table: str) -> None:
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
-    """Record the position `place` as collected, remove all entries before it, and return their number.
+    """Record in Redis that all pushed rows up to the position `place` are collected, and remove the entries before it.
 
-    The entry at `place` stays, because it shows that Redis has not lost any later entry.
+    Return the number of removed entries. The entry at `place` stays in the stream: while it exists, Redis has not lost
+    any later entry.
     """
     client.set(_collected(project, table).decode(), _id(place))
     # The entry at `place` stays: while it exists, Redis has not lost any later entry.
@@ -200,7 +209,6 @@ def trim(client: Client, project: str, table: str, place: int) -> int:
 
 
 def collected(client: Client, project: str, table: str) -> int:
-    """Return the stream position that the last `trim` recorded, or -1 if Redis has no record of it."""
     name = cast("bytes | None", client.get(_collected(project, table).decode()))
     return -1 if name is None else _place(name)
 
@@ -210,18 +218,23 @@ def holds(client: Client, project: str, table: str, place: int) -> bool:
 
 
 def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
-    """Restart a lost stream with an empty entry at the position `place`, and remove earlier entries.
+    """Restart a stream whose entries Redis has lost, so that new pushed rows get positions after `place`.
 
-    Later ids are greater. `seen` is the last position that the caller read, or -1 if the stream was empty. If the
-    stream has grown since then, or `place` is not after its end, nothing changes.
+    `place` is the last position in the log of pushes (see `Entry.place`). This adds an entry without a row there, and
+    removes earlier entries. `seen` is the last position that the caller read in the stream, or -1 if it was empty. If
+    the stream has grown since then, or `place` is not after its end, nothing changes.
     """
     arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
     with suppress(redis.ResponseError):  # The stream accepts only greater ids.
         run(client, _RESTORE, arguments, [([stream(project, table)], [])])
 
 
-def moment(place: int) -> int:
-    """Return the time at which Redis appended the entry at the position `place`, in microseconds since 1970 UTC."""
+def appended_at(place: int) -> int:
+    """Return the time at which Redis appended an entry to the stream, in microseconds since 1970 UTC.
+
+    `place` is the position of the entry (see `Entry.place`). If Redis has lost the stream, rows pushed later may be
+    lost.
+    """
     return (place >> _SEQUENCE) * 1000
 
 

@@ -27,7 +27,6 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     known: int
 
     def apply(self, event: Ints, known: Ints) -> tuple[Ints, Ints]:
-        """Replace the times of rows known by `until` with the stamp's. Return event and known times, shape (n,)."""
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 
@@ -78,7 +77,6 @@ def view_key(project: str, view: str, what: str) -> bytes:
 
 
 def decode(text: bytes | None) -> Published | None:
-    """Decode a view's record. If it is missing or unreadable, return None: the caller must then compare every row."""
     try:
         return None if text is None else _DECODER.decode(text)
     except msgspec.MsgspecError:

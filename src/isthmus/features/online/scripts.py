@@ -111,7 +111,7 @@ return {1}
 """)
 
 
-def pushed_keys_key(project: str, view: str) -> bytes:
+def suspects_key(project: str, view: str) -> bytes:
     return record.view_key(project, view, "suspects")
 
 
@@ -129,11 +129,15 @@ class PushStep(Enum):
 
 
 def push_steps(view: ViewContract) -> Generator[PushStep | bytes, Any, Any]:
-    """Yield the steps that write pushed rows safely while a materialization may be running.
+    """Yield the steps that write pushed rows to Redis, safe even while a materialization is running.
 
-    Return the counts of `WRITE`. This does no I/O: the caller performs each step. For `READ`, it sends back the view's
-    record, or None. For `ANNOUNCE`, it runs the script `ANNOUNCE`. For bytes, it runs `WRITE` with them as second
-    argument, and sends back the counts.
+    This generator does no I/O, so that synchronous and asynchronous callers can share it. The caller performs each
+    step, and passes its result by `send`:
+
+    * `PushStep.READ`: read the view's record; send it, or None.
+    * `PushStep.ANNOUNCE`: run the script `ANNOUNCE` over the keys, so that the next materialization checks them.
+    * bytes: run the script `WRITE` over the rows, with the bytes as second argument; send its counts, which are also
+      the generator's return value.
     """
     # Without a record, the next materialization compares every row.
     before = yield PushStep.READ

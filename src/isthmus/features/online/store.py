@@ -60,11 +60,19 @@ class OnlineStore:
         *,
         horizon: int | None = None,
     ) -> WriteCounts:
-        """Write n rows of a view to Redis. A stored row stays if it is newer by event time, known time or content hash.
+        """Write n rows of a view to Redis, and return the counts. A stored row stays if it is newer than the new row.
 
-        Times have shape (n,), int64 microseconds. Pass `horizon`, in microseconds, only for rows of the offline table:
-        a row then also replaces a newer row that was known by the horizon, because the table no longer has that row.
-        Without `horizon`, the rows count as pushed, and the next materialization checks them.
+        The newer of two rows has the greater event time, then known time, then content hash.
+
+        Args:
+            view: definition of the view.
+            keys: n values for each join key.
+            event: event times in microseconds since 1970 UTC, shape (n,).
+            known: times at which the rows became known, in the same form.
+            columns: values by feature name.
+            horizon: None for pushed rows, which the next materialization then checks. For rows of the offline table,
+                the latest known time that the table covers, in microseconds since 1970 UTC: stored rows known by then
+                are replaced even if they are newer, because the table no longer has them.
         """
         codec = RowCodec(view)
 
@@ -85,7 +93,6 @@ class OnlineStore:
         return WriteCounts(len(event), changed, written)
 
     def put(self, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> WriteCounts:
-        """Write pushed, packed rows, but keep newer stored rows. The next materialization checks them."""
         return self._pushed(view, lambda: names, known_times(rows), lambda: [(names, rows)])
 
     def _write(self, view: ViewContract, rule: bytes, pieces: Iterable[Piece]) -> list[int]:
@@ -121,11 +128,16 @@ class OnlineStore:
         accepted: int,
         waiting: int = records.WAITING,
     ) -> None:
-        """Queue packed pushed rows in Redis for the view's history. They are not served: `put` does that.
+        """Queue pushed rows in Redis, to be collected into the offline table. Only `put` makes them visible to lookups.
 
-        `names` are entity keys. `accepted` is the current time in microseconds since 1970 UTC. `waiting` is the maximum
-        number of queued rows, including these. Raise DependencyError, without queueing a row, if there is no room for
-        all of them.
+        Raise DependencyError, without queueing a row, if there is no room for all of them.
+
+        Args:
+            view: definition of the view.
+            names: encoded entity keys.
+            rows: packed row of each key.
+            accepted: time of the push, in microseconds since 1970 UTC.
+            waiting: maximum number of queued rows of the view's table, including these.
         """
         arguments = pushes.append_arguments(names, rows, accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
@@ -148,11 +160,14 @@ class OnlineStore:
         self._suspect(view, [rows[place][0] for place in later], known[later])
 
     def distrust(self, view: ViewContract) -> None:
-        """Make the next materialization compare every row with Redis, because a late write may have changed some."""
+        """Make the next materialization of a view compare every row with Redis.
+
+        Call this if another run may have written the view at the same time, so that Redis may have a mixture of rows.
+        """
         self.client.zadd(self._suspects(view).decode(), {"*": float("inf")})
 
     def _suspects(self, view: ViewContract) -> bytes:
-        return scripts.pushed_keys_key(self.contract.project, view.online_name)
+        return scripts.suspects_key(self.contract.project, view.online_name)
 
     def record_text(self, view: ViewContract) -> bytes | None:
         return cast("bytes | None", self.client.hget(self._records, view.online_name))
@@ -161,26 +176,25 @@ class OnlineStore:
         return records.decode(self.record_text(view))
 
     def replace(self, view: ViewContract, before: bytes | None, record: bytes) -> bool:
-        """Replace the encoded record of a view in Redis if it still equals `before`, which is None without a record.
+        """Replace a view's record in Redis, which describes its last materialization, unless it has changed meanwhile.
 
-        Return True if Redis now has `record`, and False if another process has written a different record.
+        `before` is the encoded record that the caller read, or None if there was none. `record` is the new one,
+        encoded. Return True if Redis now has `record`. Return False, and change nothing, if Redis had neither of the
+        two.
         """
         arguments = [view.online_name.encode(), before or b"", record]
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
-        """Return the Redis lock that allows only one materialization of the view at a time. The caller must acquire it.
-
-        The lock expires `LEASE_SECONDS` after the last renewal.
-        """
         name = scripts.lock_key(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
-        """Return the recorded keys of pushed rows, for a materialization to check: one column per join key.
+        """Take the keys whose rows were pushed since the last materialization, to check them in this one.
 
-        Return None if every row must be compared, because too many keys were pushed or `distrust` was called. The call
-        also removes that mark, and the keys whose rows were known by `horizon` (microseconds), from Redis.
+        Return a table with a column per join key, or None if every row must be compared with Redis. That is the case
+        after `distrust`, or if too many keys were pushed. The call removes this mark from Redis, and also the keys
+        whose rows were known by `horizon`, in microseconds since 1970 UTC.
         """
         name = self._suspects(view).decode()
         with self.client.pipeline(transaction=True) as pipeline:
@@ -205,16 +219,14 @@ class OnlineStore:
         return row if same else None
 
     def remove(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Remove the rows of these keys that were known by `horizon` or have another contract. Return their number.
-
-        The keys of rows that stay are recorded, so that the next materialization checks them.
-        """
         return self._remove(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
 
     def remove_except(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Remove the view's rows of all keys that are not in `keys`, by a scan of Redis. Return how many were removed.
+        """Remove from Redis the rows of all keys of a view that are not in `keys`. Return the number of removed rows.
 
-        Rows of the current contract that became known after `horizon` stay, and the next materialization checks them.
+        A materialization that compares every row calls this. It scans all of Redis. `keys` has the values of each join
+        key. Rows that became known after `horizon`, in microseconds since 1970 UTC, were pushed later and stay. The
+        next materialization checks them. Rows of another definition of the view are always removed.
         """
         keep = set(entity_keys(self.contract.project, view.keys, keys))
         batches = ([name for name in names if name not in keep] for names in self._names(view))
@@ -239,7 +251,11 @@ class OnlineStore:
         return replies
 
     def pushed(self, view: ViewContract, horizon: int) -> Iterator[tuple[dict[str, list[KeyValue]], Block]]:
-        """Yield pushed rows of this contract that became known after `horizon`, as join keys and decoded rows."""
+        """Yield a view's pushed rows that the last materialization did not cover, to copy them to a new definition.
+
+        `horizon` is the time up to which that run covered the rows, in microseconds since 1970 UTC. Each item is a
+        batch: the values of each join key, and the decoded rows. Rows of another definition are skipped.
+        """
         codec = RowCodec(view)
         noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
         parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
@@ -254,14 +270,17 @@ class OnlineStore:
                 yield by_join_key(view.keys, keys), codec.decode(rows)
 
     def drop(self, view: ViewContract) -> None:
-        """Delete a view's rows, record, sample and recorded pushed keys from Redis. Its stream of pushes stays."""
+        """Delete a view's rows from Redis, with its records there, to remove a definition that is no longer used.
+
+        The records are that of the last materialization, the sample of keys for detecting lost rows, and the noted keys
+        of pushed rows. Pushed rows that wait for the history stay.
+        """
         self.client.hdel(self._records, view.online_name)
         self._remove(view, self._names(view), EVERYTHING)
         for name in (self._suspects(view), loss.sample_key(self.contract.project, view)):
             self.client.delete(name.decode())
 
     def keep_sample(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> None:
-        """Store these keys in Redis as the view's new sample, whose rows `lacks_sample` and `losses` look for."""
         names = entity_keys(self.contract.project, view.keys, keys)
         self.client.set(loss.sample_key(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
 
@@ -270,9 +289,10 @@ class OnlineStore:
         return not all(self._exist(view, loss.decode_sample(keys)))
 
     def losses(self, written: loss.LastMaterializations) -> loss.Losses:
-        """Ask Redis which views may have lost rows since `written`, their last materializations by online name.
+        """Find views whose rows Redis may have lost, by eviction, a restart or a restore from a backup.
 
-        If the Redis user may not run INFO, evictions and restarts are not checked.
+        `written` has the last materializations by the view's name in Redis (`ViewContract.online_name`). If the Redis
+        user may not run INFO, evictions and restarts are not checked.
         """
         views = list(self.contract.views.values())
         try:
@@ -292,7 +312,6 @@ class OnlineStore:
         return self._exist(view, entity_keys(self.contract.project, view.keys, keys)).count(0)
 
     def keys(self, view: ViewContract) -> dict[str, list[KeyValue]]:
-        """Scan Redis for all keys of the view. Return the values of each join key, one per row, unordered."""
         rows: set[tuple[KeyValue, ...]] = set()
         for names in self._names(view):
             exist = zip(names, self._exist(view, names), strict=True)
@@ -303,14 +322,14 @@ class OnlineStore:
         return ask(self.client, [(b"HEXISTS", name, view.online_name.encode()) for name in names])
 
     def servers(self) -> dict[str, int]:
-        """Return the number of evicted keys of each Redis process, by its run id. A run id is never reused."""
         return {str(node["run_id"]): int(node["evicted_keys"]) for node in self._info()}
 
     def still_holds(self, servers: Mapping[str, int]) -> bool:
-        """Return True if no row has been lost from Redis since `servers` returned the argument.
+        """Return True if Redis has lost no rows since an earlier call of `servers`, whose result is passed.
 
-        Check the view's record first. A restarted single server passes if it cannot evict rows, since it has the rows
-        whenever it has the record.
+        A materialization then compares its rows only with those of the last run. Call this only if Redis still has the
+        view's record of that run. A single server that was restarted then has the rows, too, unless it can evict keys.
+        A restarted cluster node may have lost rows, so the result is False.
         """
         # A restarted single server that has the record of a view also has its rows, which were written first.
         # A restarted cluster node may have lost them.

@@ -51,11 +51,6 @@ class AsOfQueries:
         self._shift = max(int(slots[-1]).bit_length() - 16, 0) if len(slots) else 0
 
     def offer(self, keys: Sequence[pa.ChunkedArray], event: Ints, known: Ints, first: int) -> None:
-        """Match a block of m history rows against the queries, and remember the best row of each query so far.
-
-        `keys` has a column of m values per join key. Times are in microseconds since 1970 UTC, shape (m,). `first` is
-        the number of the block's first row in the history.
-        """
         number = self._keys.of(keys)
         for start in range(0, len(number), _PART):
             part = slice(start, start + _PART)
@@ -78,9 +73,11 @@ class AsOfQueries:
         self._settle(slot, rows + first)
 
     def answers(self) -> tuple[Ints, Ints]:
-        """Return the number and the event time, in microseconds, of the row that is valid for each key and time.
+        """Return the number and the event time of the newest visible history row for each pair of key and time.
 
-        Without such a row, the number is -1 and the event time is meaningless.
+        Numbers count the rows of the history from 0. Event times are in microseconds since 1970 UTC. A row is visible
+        from the later of its event time and its known time. Without a visible row, the number is -1 and the event time
+        is meaningless.
         """
         best = self._best()
         slot = best[self._slot_of]

@@ -34,11 +34,12 @@ _EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1
 
 
 def point_in_time(spine: pa.Table, histories: Sequence[ViewHistory], threads: int = 2) -> pa.Table:
-    """Add to each spine row (training example) the values that each view had at the row's time.
+    """Add to each spine row (training example) the values that each view had at the row's `event_timestamp`.
 
-    Return all rows in order. Adds the columns `<view>__<feature>`, and `<view>__status`: present, null, expired or
-    not_found. A null key matches no row. Everything is in memory; `Join` does the same for streams. Raises DataError if
-    the spine does not fit the histories, or its `event_timestamp` has nulls.
+    `histories` are the views' tables, from `OfflineStore.history`. Return all rows in order, with the columns
+    `<view>__<feature>` and `<view>__status`: present, null, expired or not_found. A null key matches no row. `threads`
+    is the number of CPU threads. All rows are in memory; use `Join` for streams. Raises DataError if the spine cannot
+    be joined to the tables, or a value does not fit its type.
     """
     join = Join(spine.schema, histories, threads=threads)
     return pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
@@ -80,22 +81,11 @@ class Join:
         self.schema = pa.schema([*spine, *added], metadata=spine.metadata)
 
     def batches(self, spine: Iterable[pa.RecordBatch], first: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield the spine rows in order, with the joined columns, in batches of at most `BATCH` rows.
-
-        Raises DataError if a row has no time or a value that does not fit its type. The message names the row, counted
-        from `first`.
-        """
         for rows in rebatch(spine, self._rows):
             yield from self._joined(rows, first)
             first += len(rows)
 
     def engine_inputs(self, spine: pa.Table, first: int) -> pa.Table:
-        """Return the columns that another engine needs for this join: `event_timestamp` and all join keys.
-
-        The columns get the types of the histories. `first` is the number of the first row, for messages. Raises
-        DataError if a row has no time or a value that does not fit its type. Pass the engine's result to
-        `with_engine_output`.
-        """
         columns: dict[str, pa.ChunkedArray | pa.Array] = {
             "event_timestamp": pa.array(moments(spine, first)).cast(_TIME)
         }
@@ -105,7 +95,6 @@ class Join:
         return pa.table(columns)
 
     def with_engine_output(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        """Add columns to spine rows from another engine's result, `answers`: a row per spine row, in the same order."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
             column = answers[field.name]
@@ -210,15 +199,21 @@ def _labels(codes: "np.ndarray[Any, np.dtype[np.int8]]") -> pa.Array:
 
 
 def apply_ttl(
-    view: ViewContract, moments: pa.ChunkedArray, event: pa.ChunkedArray, present: pa.ChunkedArray,
+    view: ViewContract, requested_at: pa.ChunkedArray, event: pa.ChunkedArray, present: pa.ChunkedArray,
     rows: pa.Table | Mapping[str, pa.ChunkedArray],
 ) -> dict[str, pa.ChunkedArray]:  # fmt: skip
-    """Return a view's features and status by column name. Features of rows that are older than the ttl become null.
+    """Set features that are older than the view's ttl to null, after a join that ignored the ttl.
 
-    `moments` has the time of each query. `present` is True where a query found a row. `event` has the event times of
-    these rows, and `rows` has their features by full name.
+    Return features and status (present, null, expired or not_found) by column name.
+
+    Args:
+        view: definition of the view, with its ttl.
+        requested_at: time at which each row was requested.
+        event: event time of each row that was found.
+        present: True where a row was found.
+        rows: features of these rows, by full name `<view>__<feature>`.
     """
-    at = moments.cast(_TIME).cast(pa.int64())
+    at = requested_at.cast(_TIME).cast(pa.int64())
     age = pc.subtract(at, pc.fill_null(event.cast(pa.int64()), 0))
     expired = pc.and_(present, pc.greater(age, view.ttl) if view.ttl is not None else False)
     valid = pc.and_(present, pc.invert(expired))
@@ -239,10 +234,10 @@ def apply_ttl(
 
 
 def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]]) -> None:
-    """Raise DataError unless a spine (table of training examples) can be joined to these views.
+    """Raise DataError unless a spine (table of training examples) with this schema can be joined to views.
 
-    It must have `event_timestamp` and all keys, in fitting types. It must not have the columns that the join adds.
-    `parts` has the views, each with the names of these columns.
+    The spine must have `event_timestamp` and all join keys, in fitting types, and none of the columns that the join
+    adds. `parts` has pairs of a view and the names of the columns that the join adds for it.
     """
     if "event_timestamp" not in spine.names:
         raise DataError("spine", "has no column event_timestamp", remedy="give each row's time this name")
@@ -279,10 +274,6 @@ def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def moments(spine: pa.Table, first: int) -> Ints:
-    """Return the spine's `event_timestamp` in int64 microseconds since 1970 UTC, shape (n,).
-
-    Raise DataError for a null or bad time. The message names the row, counted from `first`.
-    """
     times = spine["event_timestamp"]
     if times.null_count:
         row = first + pc.index(times.is_null(), True).as_py()
@@ -291,10 +282,6 @@ def moments(spine: pa.Table, first: int) -> Ints:
 
 
 def cast(spine: pa.Table, name: str, expected: pa.DataType, first: int) -> pa.ChunkedArray:
-    """Cast the column `name` of a spine (table of training examples) to the type `expected`.
-
-    Raise DataError if a value does not fit. The message names the row, counted from `first`.
-    """
     column = spine[name]
     try:
         return column.cast(expected)

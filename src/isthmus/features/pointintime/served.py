@@ -93,11 +93,6 @@ class ServedJoin:
             self._views.append((view, fields, joins, _Comparison(view, fields)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the spine rows in order, with the values served at each row's time.
-
-        This also counts the differences that `report` returns. Raises DataError if a row has no time, or a value that
-        does not fit its type.
-        """
         first = 0
         for rows in rebatch(spine, PASS):
             result = rows
@@ -151,9 +146,9 @@ class ServedPushes:
         self._next = int(np.searchsorted(self._accepted, moment, "right"))
 
     def until(self, moment: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        """Advance the replay to `moment`, in microseconds since 1970 UTC.
+        """Advance the replay to the time `moment`, in microseconds since 1970 UTC.
 
-        Return the indices into `rows` of the rows that became readable since the last call, in order.
+        Return the indices into `rows` of the pushed rows that lookups began to return since the last call, in order.
         """
         end = int(np.searchsorted(self._accepted, moment, "right"))
         readable: dict[tuple[int, int], int] = {}
@@ -168,10 +163,12 @@ class ServedPushes:
         return np.array(list(readable.values()), np.int64)
 
     def decide(self, state: LatestRows, horizon: int) -> tuple[Mask, Mask]:
-        """Advance the replay by a materialization run that wrote the rows `state`. Return two masks over the m `keys`.
+        """Advance the replay by a materialization run, and find out which pushed rows it replaced in Redis.
 
-        The first mask has the keys whose pushed row stays: it became known after `horizon`, in microseconds since 1970
-        UTC, and is newer than the run's row. The second mask has the keys whose pushed row the run replaces or removes.
+        `state` has the rows that the run wrote. `horizon` is the latest known time that it covered, in microseconds
+        since 1970 UTC. Return two masks over the m `keys`. The first is True if the pushed row stayed: it became known
+        after `horizon` and is newer than the run's row. The second is True if the run replaced or removed the pushed
+        row.
         """
         stays, loses = np.zeros(len(self.keys), bool), np.zeros(len(self.keys), bool)
         for key, place in enumerate(index_of_keys(state.keys, self.keys.cast(state.keys.schema)).tolist()):
@@ -186,10 +183,12 @@ class ServedPushes:
 
 
 def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
-    """Return all rows of a view that were ever readable online, as a history in which both times are when that began.
+    """Replay the log of materializations and pushes, to find out which values of a view were served at any time.
 
-    The column `EVENT` has the row's event time. A null in the column `PRESENT` means that the key was removed then.
-    Raise DataError if the view was never materialized under its contract, or a materialized version no longer exists.
+    Return one row per change of a key. `event_timestamp` and `known_at` are the time since which lookups returned the
+    row. The column `EVENT` has the event time, and a null in the column `PRESENT` means that the key was removed at
+    that time. Raise DataError if the view was never materialized under its current definition, or a version of its
+    table that was materialized no longer exists.
     """
     return _readable(offline, view, None, _push_log(offline, view).version())[0]
 
@@ -205,7 +204,7 @@ def _readable(
     pushed = None if version is None else ServedPushes(view, log.rows(view, version=version))
     entries = [
         entry
-        for entry in MaterializationLog(offline.root, offline.storage_options).of(view)
+        for entry in MaterializationLog(offline.root, offline.storage_options).runs(view)
         if until is None or entry.readable <= until
     ]
     if not entries:
@@ -253,7 +252,7 @@ def _changes(
     fresh, removed = np.ones(len(state.content), bool), state.keys.slice(0, 0)
     if before is not None:
         old = index_of_keys(before.keys, state.keys)
-        fresh = ~before.same(old, state)
+        fresh = ~before.equal_rows(old, state)
         removed = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), old)))
     if loses is not None and len(loses):
         places = index_of_keys(state.keys, loses.cast(state.keys.schema))

@@ -54,11 +54,11 @@ class SpineRows:
 
 
 def spine_rows(spine: object, types: Mapping[str, DataType]) -> SpineRows:
-    """Open a spine (table of training examples): an Arrow, pandas or Polars table, or a local path.
+    """Open a spine (table of training examples) in any form that users may pass, to read it in batches.
 
-    `SpineRows.batches` reads its rows later. `FORMS` lists all forms. `types` has types for columns of a CSV file; its
-    other columns are text. Raises DataError if the spine has another form or cannot be read, and RequestError if it is
-    a URL.
+    `spine` is an Arrow, pandas or Polars table, or a local path to Parquet or CSV; `FORMS` lists all forms. `types` has
+    feature types for columns of a CSV file. Its other columns are text. Raises DataError if the spine has another form
+    or cannot be opened, and RequestError if it is a URL.
     """
     if isinstance(spine, str | Path):
         return _file(require_local("spine", spine), types)

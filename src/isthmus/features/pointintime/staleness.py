@@ -85,15 +85,15 @@ class AgedJoin:
 
 
 def fixed_ages(age: int | Ints) -> Ages:
-    """Return ages for `AgedJoin`: the same age for each snapshot, or the n ages of an array, in microseconds."""
     return lambda at, first: np.full(len(at), age) if isinstance(age, int) else age[first : first + len(at)]
 
 
 def random_ages(device: Snapshot, seed: int = 0) -> Ages:
-    """Return ages for `AgedJoin`, drawn at random: how old a device's newest snapshot may be at each row's time.
+    """Return random ages of a device's snapshot, for `AgedJoin`, to train on features as old as those on devices.
 
     Snapshots are made at multiples of `device.every`, and devices use them up to the age `device.age`. The time since
-    the device fetched its snapshot is drawn uniformly, and depends only on `seed` and the number of the row.
+    the device fetched its snapshot is drawn uniformly from 0 to `age - every`. The draw depends only on `seed` and the
+    number of the row.
     """
     age, every = device.age // MICROSECOND, device.every // MICROSECOND
 

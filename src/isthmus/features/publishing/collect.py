@@ -56,20 +56,29 @@ class CollectedPushes:
 def collect(
     client: Client, project: str, offline: OfflineStore, table: str, definitions: Sequence[ViewContract], lot: int = LOT
 ) -> CollectedPushes:
-    """Move the rows pushed for a table from Redis into the log of pushes and the table, and return the counts.
+    """Move pushed rows of one offline table from Redis to its log of pushes and to the table, and return the counts.
 
-    `definitions` are all view definitions that the rows may have been pushed under. `lot` is the maximum number of rows
-    per commit. Unreadable entries, and entries of other contracts, go to a separate stream in Redis. If no table was
-    built under one of the definitions, rows go only to the log, which the next build reads.
+    `isthmus pushes collect` runs this. If the table was built under none of `definitions`, rows go only to the log,
+    which the next build reads. Entries that are unreadable, or of an unknown definition, go to a separate stream in
+    Redis. Raises DataError or DependencyError if a table cannot be read or written, and redis.RedisError if Redis
+    fails. No error loses rows: the next run completes this one.
 
-    Raises DataError or DependencyError if a table cannot be read or written, and redis.RedisError if Redis fails. No
-    error loses rows: the next run completes this one.
+    Args:
+        client: connection to Redis.
+        project: name of the project, which prefixes its keys in Redis.
+        offline: offline store that has the log and the table.
+        table: name of the offline table.
+        definitions: all definitions of views with this table that rows may have been pushed under; at least one.
+        lot: maximum number of rows per commit, which are in memory at once.
     """
     rows = logged = added = set_aside = 0
     seen, why = -1, ""
     log = PushLog(offline.root, table, offline.storage_options)
-    last = before = log.last()
-    while not (intact := last < 0 or pushes.holds(client, project, table, last)) and (later := log.last()) != last:
+    last = before = log.last_position()
+    while (
+        not (intact := last < 0 or pushes.holds(client, project, table, last))
+        and (later := log.last_position()) != last
+    ):
         last = before = later  # Another run has collected more, and trimmed the stream.
     # Leave newer rows to the next run, since builds wait for this one. A lost stream is read to its end, to restore it.
     end = pushes.newest(client, project, table) if intact else None
@@ -91,9 +100,9 @@ def collect(
         seen = entries[-1].place
         pushes.trim(client, project, table, seen)
         entries = pushes.waiting(client, project, table, lot, seen, end)
-    if not intact and (last := log.last()) > seen:
+    if not intact and (last := log.last_position()) > seen:
         pushes.restore(client, project, table, last, seen)
-    return CollectedPushes(rows, logged, added, None if intact else pushes.moment(before), set_aside, why)
+    return CollectedPushes(rows, logged, added, None if intact else pushes.appended_at(before), set_aside, why)
 
 
 def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContract], rows: pa.Table) -> int:
@@ -106,7 +115,6 @@ def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContr
 
 
 def decode_entries(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Table:
-    """Decode stream entries of the view's contract to rows of the log of pushes. Raise DataError if one is invalid."""
     codec, packed = RowCodec(view), [entry.row for entry in entries]
     block = codec.decode(packed)
     if not codec.intact(packed, block).all():

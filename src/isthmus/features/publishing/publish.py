@@ -78,16 +78,23 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
     send: "Send | None" = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Publication:
-    """Update a view's rows in Redis to the latest rows of its history, and return the counts.
+    """Update a view's rows in Redis to the latest rows of its offline table, and return the counts.
 
-    This writes rows that differ, removes rows of keys that the table lacks, and updates the view's record in Redis. It
-    also appends the run to the log of materializations, unless it finds the rows of the last run unchanged. If Redis
-    already has the rows of a table that was built later, this only writes rows that are newer. Only one run per view
-    writes at a time. If there is another one, this calls `waiting`, and waits up to `WAIT_SECONDS`.
+    `isthmus materialize` runs this for each view. It writes rows that differ, and removes rows of keys that the table
+    lacks. If Redis already has rows of a table that was built later, and `full` is False, it only adds newer rows.
+    Otherwise it appends the run to the log of materializations; a run that did not have to compare every row with Redis
+    is logged only if it changed something. Raises DependencyError if Redis fails or is restarted, if another run keeps
+    the view's lock, or if it may have taken the lock from this run. Raises DataError if the table is damaged.
 
-    `now` returns the time in microseconds since 1970 UTC. With `full`, every row is compared with Redis, and even newer
-    rows there are replaced or removed. `send`, if given, writes the rows. Raises DependencyError if Redis fails or is
-    restarted, or if another run does not end or may have taken over. Raises DataError if the table is damaged.
+    Args:
+        store: Redis, opened with the view's contract.
+        url: URL of Redis, for error messages.
+        offline: offline store that has the view's table.
+        history: opened table of the view.
+        now: returns the time in microseconds since 1970 UTC; rows after it are not written.
+        full: compare every row with Redis, and replace or remove even newer rows there.
+        send: writes the rows instead of this process, for example on executors.
+        waiting: called once if another run writes the view; this run then waits up to `WAIT_SECONDS`.
     """
     started = time.perf_counter()
     with translate_errors(url):
@@ -307,17 +314,23 @@ class RowsDiff:
     def between(
         cls, before: LatestRows, after: LatestRows, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
     ) -> "RowsDiff | None":
-        """Return the writes that turn the rows in Redis, `before`, into `after`, or None if every row must be compared.
+        """Compare two states of a view, and return the rows to write and remove in Redis. Values are not read.
 
-        If all unchanged rows have the same new times, these become the new stamp: Redis stores them once, and only rows
-        with changed content are sent. Otherwise rows with new times are sent, too. `stamp` is the current stamp, and
-        `horizon` the latest known time of the table's rows in Redis. `suspect` has the keys of pushed rows. Their rows
-        are always sent or removed, and Redis decides which row stays. Return None if the stamp would change the times
-        of a sent row.
+        A row whose content is unchanged can have new times. If all these rows have the same times now, and storing
+        them once changes the times of no row to write, they become the new stamp. Otherwise, rows with new times are
+        written, too. Return None if Redis keeps its stamp (`stamp`), and that would change the times of a row to write:
+        the caller must then compare every row with Redis.
+
+        Args:
+            before: rows that Redis has.
+            after: rows that Redis should have.
+            stamp: common times that Redis stores once for these rows now, or None.
+            horizon: latest known time of the table's rows in Redis, in microseconds since 1970 UTC.
+            suspect: keys with pushed rows. Their rows are always written or removed, and Redis keeps the newer row.
         """
         matched = index_of_keys(before.keys, after.keys)
-        same = before.same(matched, after, times=False)
-        moved = same & ~before.same(matched, after)
+        same = before.equal_rows(matched, after, times=False)
+        moved = same & ~before.equal_rows(matched, after)
         sent = ~same
         suspect_places = index_of_keys(after.keys, suspect)
         sent[suspect_places[suspect_places >= 0]] = True
@@ -346,7 +359,6 @@ def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> Non
 
 
 def write_rows(store: OnlineStore, view: ViewContract, rows: pa.Table, until: int | None) -> WriteCounts:
-    """Write rows of the offline table to Redis. `until`, in microseconds, is the `horizon` of `OnlineStore.write`."""
     values = {column.name: arrow.from_arrow(rows[column.name], column.dtype) for column in view.fields}
     event, known = arrow.micros(rows["event_timestamp"]), arrow.micros(rows["known_at"])
     return store.write(view, key_values(view, rows), event, known, values, horizon=until)

@@ -19,9 +19,10 @@ def is_published(store: OnlineStore, view: ViewContract) -> bool:
 
 
 def read_back(store: OnlineStore, offline: OfflineStore, view: ViewContract) -> None:
-    """Compare each row of a view, as last published, with Redis. Raise DataError if a row is missing or differs.
+    """Verify that Redis has every row of a view that the last materialization wrote, before servers switch to it.
 
-    A newer pushed row is accepted, and rows of other keys are not checked. Call this only if `is_published` is True.
+    Raise DataError if a row is missing, damaged or different. A newer pushed row is accepted. Rows of keys that the
+    table lacks are not checked. Call this only if `is_published` returns True.
     """
     record = store.published(view)
     assert record is not None  # noqa: S101 - `is_published`

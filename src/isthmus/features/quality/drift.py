@@ -82,11 +82,12 @@ def drift(
     new: FeatureStatistics,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Measure how far new rows have drifted from a reference of the same type. If either has no rows, the drift is 0.
+    """Measure how far the values of a feature in new rows have drifted from a reference, such as the training set.
 
-    `windows` are statistics of parts of the reference, each as long as the time that the new rows span. A measure is
-    not exceeded if it is as large in one of the windows. With fewer than `LEAST` new rows, no measure is exceeded.
-    Raises DependencyError for numbers if SciPy is not installed.
+    `windows` has statistics of parts of the reference, from the function `windows`. A measure does not count as
+    exceeded if it is as large in one of these parts. With fewer than `LEAST` new rows, no measure counts as exceeded.
+    If either side has no rows, the population stability index is 0. Raises DependencyError for numbers if SciPy is not
+    installed.
     """
     limits = Thresholds()
     if not reference.rows or not new.rows:
@@ -115,25 +116,26 @@ def drift(
 
 
 def windows(
-    columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
+    columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, window_micros: int
 ) -> dict[str, list[FeatureStatistics]]:
-    """Split the rows up to `until` into windows of `length`, and measure each.
+    """Measure a feature's usual variation: split the rows of a reference into windows of time, and measure each.
 
-    Return lists by column, newest window first. `drift` needs them to know a feature's usual variation. `until` and
-    `length` are in microseconds. Of more than `WINDOWS` windows, an evenly spread selection is measured. Windows
-    without rows are left out. The lists are empty if fewer than two windows fit between the first row and `until`.
+    Return lists of statistics by column name, newest window first, for `drift`. `until` is the end of the newest
+    window, in microseconds since 1970 UTC, and `window_micros` the length of each in microseconds. If there are more
+    than `WINDOWS` windows, an even selection is measured. Windows without rows are left out. The lists are empty if
+    fewer than two windows fit.
     """
     first = until
     for batch in read(data, ["event_timestamp"], until=until):
         if len(batch):
             first = min(first, int(micros(batch["event_timestamp"]).min()))
-    count = (until - first) // length
+    count = (until - first) // window_micros
     if count < 2:
         return {column.name: [] for column in columns}
     numbers = np.unique(np.linspace(0, count - 1, min(count, WINDOWS)).astype(np.int64))
     parts = [Measurement(columns, _WINDOW_SAMPLE) for _ in numbers]
     for batch in read(data, [*(column.name for column in columns), "event_timestamp"], until=until):
-        place = (until - micros(batch["event_timestamp"])) // length
+        place = (until - micros(batch["event_timestamp"])) // window_micros
         order = np.argsort(place, kind="stable")
         starts = np.searchsorted(place[order], numbers, side="left")
         ends = np.searchsorted(place[order], numbers, side="right")
@@ -162,7 +164,11 @@ def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, 
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
-    """Return the population stability index, and the value it exceeds by chance once in 1,000. Both sides need rows."""
+    """Return the population stability index of new rows against a reference, to judge drift.
+
+    The second number is the index that rows without drift exceed by chance once in 1,000 times. Both sides must have
+    rows.
+    """
     if reference.categorical:
         names = list(reference.top)[:CATEGORIES]
         shares = [_category_shares(side, names) for side in (reference, new)]

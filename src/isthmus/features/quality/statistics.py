@@ -92,7 +92,11 @@ class ViewStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def read(
     data: ds.Dataset | pa.Table, columns: Sequence[str], after: int | None = None, until: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of all rows with event times in (after, until], microseconds. None leaves an end open."""
+    """Yield columns of all rows whose event time is after `after` and up to `until`, to measure them.
+
+    Both are in microseconds since 1970 UTC; None means no limit. The batches do not depend on the files of the table,
+    so repeated measurements give the same numbers.
+    """
     event = ds.field("event_timestamp")
     where = None
     if after is not None:
@@ -118,10 +122,6 @@ def view_statistics(
     after: int | None = None,
     until: int | None = None,
 ) -> ViewStatistics:
-    """Measure a view's features over the rows with event times in (after, until], in microseconds.
-
-    `version` and `fingerprint` of the table are only copied into the result.
-    """
     measurement = Measurement(view.fields)
     first, last = math.inf, -math.inf
     for batch in read(data, [*(column.name for column in view.fields), "event_timestamp"], after, until):
@@ -171,7 +171,6 @@ class Measurement:
 
 
 def category(value: bool | str | bytes) -> str:
-    """Return a value's category name: bytes in hexadecimal after 0x; a long name is cut and ends with its digest."""
     match value:
         case bool():
             return "true" if value else "false"

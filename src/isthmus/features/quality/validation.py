@@ -55,11 +55,17 @@ def check(
     now: int,
     references: Sequence[ReferenceStatistics] = (),
 ) -> list[Finding]:
-    """Check the expectations `declared` of a view against the rows `data`. Return the findings in order.
+    """Check a view's rows against the expectations declared for it, such as `Between`, and return the results in order.
 
-    `data` has keys, `event_timestamp` and features. `now` is in microseconds since 1970 UTC. Pass as `references` the
-    statistics of all training sets in use that read the view. `NoDrift` gives a finding for each reference with later
-    rows, or a single finding that passes if there is none. Every other expectation gives one finding.
+    Each expectation gives one finding. `NoDrift` instead gives a finding for each reference with later rows, or a
+    single finding that passes if there is none.
+
+    Args:
+        view: definition of the view.
+        declared: expectations to check.
+        data: rows with join keys, `event_timestamp` and features.
+        now: time of the check in microseconds since 1970 UTC; `Fresh` ignores later rows.
+        references: statistics of the training sets in use that read the view, for `NoDrift`.
     """
     if not declared:
         return []

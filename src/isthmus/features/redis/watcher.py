@@ -13,11 +13,6 @@ from pathlib import Path
 
 
 def main(seconds: float, present: int, start: int, server: int) -> None:
-    """Wait until no process uses the Redis server. If it still runs then, stop it and remove the folder of its socket.
-
-    `present`, `start` and `server` are file descriptors of the open lock files. A server that still runs `seconds`
-    after SIGTERM is left running; the next user gets an error.
-    """
     # Take the locks in the same order as the users, to avoid a deadlock.
     for lock in (present, start):
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -80,7 +80,6 @@ class OneRow:
                         if self._slots[slot] is not False]  # fmt: skip
 
     def run(self, columns: Mapping[str, Values]) -> Computed | None:
-        """Compute one row from values by input name. Return None if a column has several rows, or another type."""
         slots = self._slots.copy()
         for name, dtype, slot, mask in self._inputs:
             column = columns[name]
@@ -142,7 +141,10 @@ class RowGraph:
             self._one_row = interpreter
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
-        """Compute n rows from values by input name. Fields that Spark would refuse become null (see `Computed`)."""
+        """Compute the fields of a request transform for n rows. `columns` has the transform's inputs by name.
+
+        A field becomes null where Spark would refuse to compute it with an error. `Computed.refused` marks these rows.
+        """
         if self._one_row is not None and (computed := self._one_row.run(columns)) is not None:
             return computed
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
@@ -163,15 +165,16 @@ class RowGraph:
     def require(
         self, columns: Mapping[str, Values], graphs: "Callable[[str], RowGraph]", place: Callable[[str], str]
     ) -> Mapping[str, Values]:
-        """Compute the fields of n rows from values by input name.
+        """Compute the fields of a request transform for n rows of a request. Return them by field name.
 
-        Raise RequestError if Spark would refuse to compute a row. The message names the first refused row of a field,
-        and the request field that breaks its rule. If no rule is broken, it names the refused field and its inputs.
-        `graphs` returns the graph of a request source by name, to check rules. `place` converts the name of a request
-        field to its place in the request.
+        `columns` has the transform's inputs by name. Raise RequestError about the first row that Spark would refuse to
+        compute with an error. If the row breaks an expectation on a request field, the message names that field.
+        Otherwise it names the transform's field and the values of its inputs. `graphs` returns the graph of a request
+        source by name, to check its expectations. `place` converts the name of a request field to its place in the
+        request, for the message.
         """
         computed = self.run(columns)
-        if (first := self.first_refused(columns, computed, graphs)) is None:
+        if (first := self.first_refusal(columns, computed, graphs)) is None:
             return computed.values
         if first.rule:
             raise RequestError(place(first.field), f"{first.shown} in row {first.row}", expected=first.expected)
@@ -179,12 +182,14 @@ class RowGraph:
         reason = f"cannot be computed in row {first.row}, where {first.shown}"
         raise RequestError(where, reason, expected=first.expected)
 
-    def first_refused(
+    def first_refusal(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
-        """Explain one of the rows that Spark would refuse, or return None. `computed` is the result of `run`.
+        """Explain why a row cannot be computed, for an error message. Return None if all rows could be computed.
 
-        `graphs` returns the graph of a request source by name, to find the rule that a request field breaks.
+        `columns` has the inputs of the request transform by name, and `computed` is the result of `run` for them.
+        `graphs` returns the graph of a request source by name, to find out if the row breaks an expectation on a
+        request field.
         """
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])

@@ -121,10 +121,11 @@ _BY_ELEMENT: dict[str, dict[str, Function]] = {
 
 
 def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
-    """Return a Python function that computes an ONNX operator on values of the type `element`, and its second argument.
+    """Return a Python function for an ONNX operator, to compute single values without ONNX Runtime.
 
-    Every function takes two values. For a unary operator, pass the returned second argument, or repeat the first
-    argument if it is None. Return None if the operator is not supported.
+    Return None if the operator is not supported. `element` is the element type of the operands. `attributes` are those
+    of the ONNX node, but "to" of a Cast is the name of an element type. The function always takes two values. For a
+    unary operator, pass the second value that is returned here. If that is None, pass the operand twice.
     """
     match name, element:
         case "Cast", _:

@@ -69,7 +69,6 @@ class Layout(
 
     @classmethod
     def of(cls, columns: Mapping[str, DataType]) -> "Layout":
-        """Return a layout with these columns as inputs and without outputs. Bytes and arrays are not supported."""
         rows: dict[str, list[str]] = {}
         for name, dtype in columns.items():
             rows.setdefault(dtype.tensor, []).append(name)
@@ -83,7 +82,6 @@ class Layout(
         return msgspec.json.decode(text, type=cls)
 
     def feeds(self, columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the input tensors by name, from columns of n values. Raise DataError if an array has a wrong size."""
         masks = _rows([columns[name].valid for name in self.masks])
         feeds = {input_name(VALID): masks}
         for element, names in self.inputs.items():

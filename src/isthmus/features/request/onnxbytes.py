@@ -43,7 +43,6 @@ class OnnxTensor:
 
 
 def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
-    """Return a model's nodes in order and its constants by name. Raise UnreadableGraph if it cannot be read."""
     try:
         fields = _fields(model)
         for opset in map(_fields, fields[8]):
@@ -58,11 +57,6 @@ def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
 def one_node_model(
     node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]
 ) -> bytes:
-    """Return the bytes of an ONNX model with one standard node, to compute the node by ONNX Runtime.
-
-    `inputs` are pairs of element type and shape. The model's inputs are named "0", "1" and so on, its output "y".
-    `output` is the output's element type.
-    """
     body = b"".join(_encoded(1, str(place)) for place in range(len(inputs)))
     body += _encoded(2, "y") + _encoded(4, node.operator)
     body += b"".join(_encoded(5, attribute) for attribute in node.encoded)

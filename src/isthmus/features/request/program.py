@@ -48,7 +48,6 @@ _Path = tuple[tuple[int, int], ...]
 
 
 def follow(program: Program, slots: Slots) -> None:
-    """Run the steps of a program in order. They write results into `slots`: pass a copy of the initial values."""
     for apply, out, first, second in program:
         if apply is not None:
             slots[out] = apply(slots[first], slots[second])
@@ -138,11 +137,9 @@ class ProgramBuilder:
 
     @property
     def calls(self) -> int:
-        """Number of calls of ONNX Runtime for a row that needs all steps."""
         return len({step.results for step in self._steps if step.kernel is not None})
 
     def open(self, element: str, rows: int, columns: int = 1) -> SlotArray:
-        """Add an input tensor of shape (rows, columns). Return its slots: indices in the list of values of one row."""
         slots = np.arange(rows * columns) + len(self._slots)
         self._slots += [None] * slots.size
         self._open.update(slots.tolist())
@@ -165,10 +162,6 @@ class ProgramBuilder:
     def add(
         self, nodes: Sequence[OnnxNode], constants: Mapping[str, OnnxTensor], inputs: Mapping[str, SlotArray]
     ) -> dict[str, SlotArray]:
-        """Convert ONNX nodes to steps, and return all tensors by name. `inputs` has the tensors from `open`.
-
-        Raise UnreadableGraph for an unsupported node or unknown input.
-        """
         parts = {**inputs, **{name: self.constant(tensor) for name, tensor in constants.items()}}
         for node in nodes:
             if not node.inputs or not parts.keys() >= {*node.inputs}:
@@ -260,7 +253,6 @@ class ProgramBuilder:
         return self._mapped(operation, apply, *inputs, *constant, operands=slice(len(inputs)))
 
     def elementwise(self, operation: Operation, apply: Function, left: SlotArray, right: SlotArray) -> SlotArray:
-        """Add steps that call `apply` on the elements of two broadcast tensors. `operation` is its ONNX operator."""
         return self._mapped(operation, apply, left, right, operands=slice(2))
 
     def _mapped(self, operation: Operation, apply: Function, *inputs: SlotArray, operands: slice) -> SlotArray:
@@ -305,7 +297,6 @@ class ProgramBuilder:
         return SlotArray(element, np.array(out, np.intp).reshape(shape))
 
     def steps_for(self, goals: Sequence[int]) -> list[Listed]:
-        """Return, in order, the steps that compute the slots `goals`, including both sides of every Where."""
         needed, steps = {*goals}, []
         for step in reversed(self._steps):
             if step.out in needed:
@@ -314,11 +305,15 @@ class ProgramBuilder:
         return steps[::-1]
 
     def fixed_value(self, slot: int) -> Any:
-        """Return the value in a slot (index of a value) if it is the same for every row, else None."""
         return self._slots[slot]
 
     def program(self, goals: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
-        """Return the steps that compute the slots `goals`, the initial values, and the new index of each slot."""
+        """Return a program for `follow` that computes only the slots `goals` and the steps that they need.
+
+        The second result has the initial values. Copy it for each row, since `follow` writes results into it. The third
+        result maps each slot of this builder (an index in the list of a row's values) to its index in that shorter
+        list.
+        """
         paths: dict[int, _Path] = dict.fromkeys(goals, ())
         for step in reversed(self._steps):
             if (path := paths.get(step.out)) is not None:

@@ -35,7 +35,10 @@ def wrong_size_rows(column: pa.ChunkedArray | pa.Array, size: int) -> list[int]:
 
 
 def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
-    """Convert an Arrow column, which must have the type of `dtype`. Raise DataError if an array has a null."""
+    """Convert an Arrow column, which must have the Arrow type of `dtype`, to a NumPy column with a mask.
+
+    The mask `valid` is True where a row is not null. Raise DataError if a value of an array type contains a null.
+    """
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
     if dtype.element is not None:
         if null_elements(array):
@@ -75,6 +78,5 @@ def to_arrow(values: Values, dtype: DataType) -> pa.Array:
 
 
 def micros(array: pa.ChunkedArray | pa.Array) -> Ints:
-    """Convert an Arrow column of times without nulls to int64 microseconds since 1970 UTC, shape (n,)."""
     times: Ints = pc.cast(array, pa.int64()).to_numpy(zero_copy_only=False)
     return times

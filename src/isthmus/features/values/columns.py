@@ -29,7 +29,6 @@ class Values:
         return Values(self.data[rows], self.valid[rows])
 
     def tolist(self, dtype: DataType) -> list[Any]:
-        """Return the column as Python values, with None for null. UnixTimestamp stays an integer in microseconds."""
         data = self.data.astype(bool) if dtype.name == "Bool" else self.data
         values: list[Any] = data.tolist()
         if not self.valid.all():
@@ -41,14 +40,15 @@ class Values:
 
 
 def objects(items: Iterable[Any], count: int) -> np.ndarray[Any, Any]:
-    """Return the first `count` items as a column of objects. Arrays of equal length do not become a matrix."""
+    # np.array would turn arrays of equal length into a matrix.
     return np.fromiter(items, object, count)
 
 
 def from_python(values: Sequence[Any], dtype: DataType) -> Values:
-    """Convert Python values to a column. Use None for null, and microseconds since 1970 UTC for UnixTimestamp.
+    """Convert Python values to a column of the type `dtype`, for example as input of `Head.feeds`.
 
-    Raise DataError if an array has a null.
+    Use None for null, and an integer of microseconds since 1970 UTC for UnixTimestamp. Raise DataError if a value of an
+    array type contains None.
     """
     valid = np.fromiter((value is not None for value in values), bool, len(values))
     if dtype.element is not None:
@@ -62,10 +62,6 @@ def from_python(values: Sequence[Any], dtype: DataType) -> Values:
 
 
 def array_of(value: Any, element: DataType, where: str = "") -> Any:
-    """Return `value` as a NumPy array, or as a list if the elements are String or Bytes.
-
-    Raise DataError, which names `where`, if it has a null or is not one-dimensional.
-    """
     where = where or f"an array of {element}"
     if isinstance(value, np.ndarray) and element.numpy is not None and value.dtype.kind in "biuf":
         array = value.astype(element.numpy, copy=False)
@@ -95,7 +91,6 @@ def concatenated(parts: Sequence[Mapping[str, Values]]) -> Mapping[str, Values]:
 
 
 def split(flat: Any, lengths: Sequence[int] | np.ndarray[Any, Any], valid: Sequence[bool]) -> np.ndarray[Any, Any]:
-    """Split `flat` into n consecutive arrays of these lengths, as objects of shape (n,); None where not valid."""
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).tolist()
     parts = zip(pairwise(ends), valid, strict=True)
     return objects([flat[start:end] if present else None for (start, end), present in parts], len(valid))

@@ -64,7 +64,6 @@ class CsvFile:
         self.schema = pa.schema([(column, ARROW[kind]) for column, kind in zip(header, self._kinds, strict=True)])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order. Raise DataError, which names the row, if a cell or the file is damaged."""
         rows, batches = 0, self._cells()
         last = next(batches)
         for cells in batches:

@@ -14,10 +14,10 @@ _TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "UnixTimestamp": b"t", "Str
 
 
 def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
-    """Return the name of the Redis hash for an entity key. Different keys always have different names.
+    """Return the name of the Redis hash that has the rows of an entity key. Different keys always have different names.
 
-    The name has the project, the join keys in alphabetical order, and each value with its type and length. Raise
-    RequestError for a text that cannot be encoded in UTF-8.
+    `keys` has pairs of a join key's column and its value, in any order. The name has the project, the join keys in
+    alphabetical order, and each value with its type and length. Raise RequestError for a text that UTF-8 cannot encode.
     """
     ordered = sorted(keys, key=lambda pair: pair[0].name)
     values = [_encode([value], column)[0] for column, value in ordered]
@@ -45,13 +45,11 @@ def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[
 
 
 def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
-    """Return the values in an entity key's name, in alphabetical order of join keys. The name is not checked."""
     # To detect other names, encode the values again and compare.
     return decode_values(name.removeprefix(key_prefix(project, columns)))
 
 
 def by_join_key(columns: Iterable[Column], keys: Sequence[tuple[KeyValue, ...]]) -> dict[str, list[KeyValue]]:
-    """Return the lists of values by join key. Each of `keys` has its values in alphabetical order of join keys."""
     ordered = sorted(column.name for column in columns)
     return {name: [key[n] for key in keys] for n, name in enumerate(ordered)}
 
@@ -71,7 +69,6 @@ def decode_values(data: bytes) -> tuple[KeyValue, ...]:
 
 
 def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
-    """Return the size in bytes of the key at byte `place`. Raise ValueError if its types do not fit `columns`."""
     start = place
     for column in sorted(columns, key=lambda column: column.name):
         if data[place : place + 1] != _TAGS[column.dtype.name]:
@@ -81,7 +78,6 @@ def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
 
 
 def key_part(columns: Sequence[Column], name: str, key: bytes) -> bytes:
-    """Return the encoded value of the join key `name` in an encoded key. Raise KeyError if `columns` lacks it."""
     place = 0
     for column in sorted(columns, key=lambda column: column.name):
         end = place + _size(key, place)

@@ -9,7 +9,10 @@ from isthmus.features.values.columns import Mask, Values
 
 
 def equal_values(left: Values, right: Values, dtype: DataType) -> Mask:
-    """Compare two columns row by row. The mask, shape (n,), is True for equal bits, for two nulls and for two NaNs."""
+    """Compare two columns of the type `dtype` row by row. The mask, shape (n,), is True where the rows are equal.
+
+    Equal means equal bits, so 0.0 and -0.0 differ. Two nulls are equal, and so are any two NaNs.
+    """
     same: Mask
     if dtype.numpy is not None:
         same = identical(left.data, right.data)
@@ -23,7 +26,6 @@ def equal_values(left: Values, right: Values, dtype: DataType) -> Mask:
 
 
 def identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Mask:
-    """Return a mask of values with the same bits in two fixed-width columns. Any two NaNs count as the same."""
     bits = f"<u{left.dtype.itemsize}"
     same: Mask = np.ascontiguousarray(left).view(bits) == np.ascontiguousarray(right).view(bits)
     return same | np.isnan(left) & np.isnan(right) if left.dtype.kind == "f" else same

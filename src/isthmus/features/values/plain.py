@@ -11,9 +11,10 @@ _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """Convert an Arrow column to JSON values: times to microseconds since 1970 UTC, bytes to Base64, NaN to "NaN".
+    """Convert an Arrow column to JSON values that `isthmus push` can send to the API.
 
-    Other types, and times without a zone or finer than a microsecond, become text, which only String features accept.
+    Times become microseconds since 1970 UTC, bytes Base64, and NaN and infinities text. Times without a zone or finer
+    than a microsecond, and values of other types, become text, which the API accepts only for String features.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

@@ -92,7 +92,6 @@ class Columns(Mapping[str, Values]):
         return filled
 
     def nulls(self, bits: bytes) -> int:
-        """Count the nulls of the features in `bits`, a mask from `RowCodec.bits`. A missing row counts as nulls."""
         if self.complete:
             return 0
         # For a few rows, a Python integer counts its bits in a tenth of NumPy's time.
@@ -100,14 +99,17 @@ class Columns(Mapping[str, Values]):
         return (null & int.from_bytes(bits * len(self._rows), "little")).bit_count()
 
     def only(self, present: Mask) -> "Columns":
-        """Return a copy in which rows outside the mask `present` are null, so that expired values cannot be read."""
         packed = self.packed.copy()
         packed[~present] = self._codec.nothing
         rows = [row if keep else None for row, keep in zip(self._rows, present.tolist(), strict=True)]
         return Columns(self._codec, rows, packed)
 
     def read(self, selection: Selection) -> tuple[np.ndarray[Any, Any], Mask | None]:
-        """Return the values of m selected features and their null mask (None if `complete`), both of shape (m, n)."""
+        """Decode m features of one type at once, which is faster than one by one.
+
+        `selection` comes from `RowCodec.select`. Return their values and a mask of nulls, both of shape (m, n). The
+        mask is None if `complete` is True.
+        """
         null: Mask | None = None
         if not self.complete:
             null = (self._nulls.T[selection.bytes] & selection.masks).astype(bool)
@@ -159,7 +161,6 @@ class RowCodec:
         self.single = {column.name: self.select([column.name])[0] for column in view.fields}
 
     def select(self, names: Sequence[str]) -> list[Selection]:
-        """Group features into as few selections as possible, for `Columns.read`. Unknown names are ignored."""
         requested, selections = dict.fromkeys(names), []
         for part, (dtype, run) in enumerate(self._runs):
             places = [place for place, name in enumerate(run) if name in requested]
@@ -175,7 +176,6 @@ class RowCodec:
         return selections
 
     def bits(self, names: Sequence[str]) -> bytes:
-        """Return a bit mask of features for `Columns.nulls`, in the form of the null bits of a packed row."""
         bits = sum(1 << self._bit[name] for name in dict.fromkeys(names))
         return bits.to_bytes(len(self.every), "little")
 
@@ -185,7 +185,6 @@ class RowCodec:
         return Selection(tuple(names), dtype, part, picks, bits // 8, masks[:, None])
 
     def encode(self, event: Ints, known: Ints, columns: Mapping[str, Values]) -> list[bytes]:
-        """Pack the rows of n keys. Raise DataError if a text is invalid or an array has another size than declared."""
         packed, tails = self._pack(columns, len(event))
         packed["version"] = VERSION
         packed["prefix"] = self._prefix
@@ -200,26 +199,26 @@ class RowCodec:
         return self._hash(*self._pack(columns, rows)).astype(np.int64)
 
     def intact(self, rows: Sequence[bytes | None], block: Block) -> Mask:
-        """Return a mask of rows that match their content hash or are missing. `block` has the decoded rows."""
         packed = block.columns.packed
         tails = [b"" if row is None else row[self.width :] for row in rows] if self._variable else []
         intact: Mask = (self._hash(packed, tails) == packed["content"]) | ~block.present
         return intact
 
     def decode(self, rows: Sequence[bytes | None]) -> Block:
-        """Unpack the rows of n keys, with None for a missing row. Content hashes are not checked.
+        """Unpack the rows of n keys from Redis. None stands for a key without a row. Content hashes are not checked.
 
-        Raise ContractMismatch if a row was written under another contract of the view, and DataError if one is damaged.
+        Raise ContractMismatch if a row was written under another definition of the view, and DataError if one is
+        damaged.
         """
         block = self._decode(rows)
         return self.refuse(rows) if block is None else block
 
     def decode_lenient(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
-        """Unpack the rows of n keys, but treat damaged rows, and rows of another contract, as missing.
+        """Unpack the rows of n keys from Redis, but treat bad rows as missing, so that they do not fail a request.
 
-        Return the decoded rows and a mask of these bad rows. The mask is None if every row is good. With `check`, a row
-        whose content does not match its hash is damaged, too. Raise ContractMismatch if all rows were written under
-        another contract.
+        Bad rows are damaged, or were written under another definition of the view. With `check`, a row whose content
+        does not match its hash is bad, too. Return the decoded rows and a mask of the bad rows, or None as mask if
+        every row is good. Raise ContractMismatch if all rows were written under another definition.
         """
         block = self._decode(rows)
         if block is not None and not check:
@@ -323,7 +322,11 @@ class RowCodec:
 
 
 def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Hash 64-bit numbers with the finalizer of SplitMix64: a bijection that spreads every bit over all bits."""
+    """Hash each 64-bit number with the finalizer of SplitMix64 (Steele, Lea and Flood 2014).
+
+    Different numbers have different hashes. Stored rows have content hashes made with it, so its results must never
+    change.
+    """
     state = state + np.uint64(_SEED)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(_FACTORS[0])
     state = (state ^ (state >> np.uint64(27))) * np.uint64(_FACTORS[1])

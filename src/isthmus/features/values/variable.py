@@ -18,7 +18,6 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
-    """Encode n values, null as empty bytes. Raise DataError, which names `where`, for an invalid array or text."""
     try:
         if dtype.element is None:
             return [b"" if value is None else _blob(value) for value in values]
@@ -28,7 +27,6 @@ def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
 
 
 def unpack(packed: Sequence[bytes | None], dtype: DataType) -> np.ndarray[Any, Any]:
-    """Decode the output of `pack`, in which None stands for each null. Raise ValueError if it is damaged."""
     element = dtype.element
     if dtype.name == "String":
         return objects([None if text is None else text.decode() for text in packed], len(packed))

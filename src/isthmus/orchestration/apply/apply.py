@@ -51,18 +51,17 @@ class Applied:
 
 
 def apply(project: Project) -> Applied:
-    """Check the project's definitions, and write them in compiled form (their contract) to the project's state.
+    """Check the project's definitions, and make them the applied contract: the schema that all other steps use.
 
-    The contract becomes current at once if no view is new or changed, or if no row was ever materialized; Feast's
-    objects are then registered, too. Otherwise it becomes the next contract: servers switch after `build` and
-    `materialize` have written its rows. Waits for the lock `contract`. Deletes device snapshots that disclose more than
-    the new definitions allow, and writes converted copies of local sources. On one of the errors below, the applied
-    contract stays.
+    If no view is new or changed, or no row was ever materialized, servers use the contract at once, and Feast's objects
+    are registered. Otherwise servers keep the current contract until `build` and `materialize` have written the new
+    rows. This waits for other processes that change contracts. It deletes device snapshots that disclose more features
+    than the new definitions allow, and writes converted copies of local sources to the state folder.
 
     Raises:
-        ConfigurationError: problems of definitions, freshness objectives, sources or functions, or features whose type
-            differs from the table. All problems are listed.
-        DependencyError: feast is not installed.
+        ConfigurationError: definitions, freshness objectives, sources or functions have problems, or a feature's type
+            differs from its table. All problems are listed, and the previous contract stays.
+        DependencyError: feast is not installed. The previous contract stays.
     """
     definitions = project.definitions
     project.require_objectives_of(definitions.contract.views)
@@ -129,12 +128,12 @@ def _retyped(project: Project, contract: Contract) -> list[Problem]:
 
 
 def build_problems(project: Project) -> tuple[list[Problem], str]:
-    """Return problems of sources and functions that would make a build fail, and a digest of what was checked.
+    """Find problems of sources and functions that would make a build fail, without computing rows.
 
-    No row is computed, but converted copies of local sources are written to the state folder. Functions are checked
-    only with the engine Sail, because other engines start slowly. URLs, queries, Iceberg tables, empty sources, and
-    functions that read these are not checked. If the digest is the one last passed to `remember`, nothing is checked
-    again.
+    Return the problems and a digest of the checked definitions and sources. Pass the digest to `remember` if there is
+    no problem: the next call with the same digest then checks nothing. Converted copies of local sources are written to
+    the state folder. Functions are checked only with the engine Sail, because other engines start slowly. URLs,
+    queries, Iceberg tables, empty sources, and functions that read these are not checked.
     """
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
@@ -160,7 +159,6 @@ def local_sources(project: Project) -> list[Source]:
 
 
 def remember(project: Project, digest: str) -> None:
-    """Store the digest of a `build_problems` call that found no problems. Later calls skip the same checks."""
     write_atomically(_note(project), digest.encode())
 
 

@@ -65,12 +65,12 @@ class ContractDifference:
 
 
 def find(name: str, project: Callable[[], Project]) -> LocatedContract:
-    """Find the contract (schema with a hash) that the user named on the command line, and read it.
+    """Read the contract (compiled schema with a hash) that the user named in `isthmus contract`.
 
-    `name` is "applied", "definitions" or a path: a contract.json, a package folder, or a project folder, which gives
-    its applied contract. `project` opens the current project for the two words. Raise RequestError if the file cannot
-    be read. Raise ContractMismatch if it is not a contract or nothing was applied. Raise ConfigurationError or
-    PackageError if the definitions or the package are invalid.
+    `name` is "applied", "definitions" or a path to a contract.json, a package folder or a project folder. A project
+    folder gives its applied contract. `project` opens the current project for "applied" and "definitions". Raise
+    RequestError if the file cannot be read, and ContractMismatch if it is not a contract or nothing was applied. Raise
+    ConfigurationError or PackageError if the definitions or the package are invalid.
     """
     if name == DEFINITIONS:
         opened = project()

@@ -11,7 +11,7 @@ from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import build_problems
-from isthmus.orchestration.artifacts import Artifacts, outdated
+from isthmus.orchestration.artifacts import Artifacts, contract_changes
 from isthmus.orchestration.project import Project
 from isthmus.package.inputs import ModelInput
 from isthmus.serving.deployment.record import Deployment
@@ -65,10 +65,9 @@ class ApplyDiff:
 def apply_diff(project: Project) -> ApplyDiff:
     """Predict what applying the current definitions would change: tables to rebuild, and models that become stale.
 
-    Applies nothing (`isthmus apply --diff`). Functions are checked only if the engine is Sail. Converted copies of
-    local sources are written to the state folder. Raise ConfigurationError for problems of definitions, sources or
-    functions, as `apply` does. A feature whose type differs from its table raises no error: the table gets the action
-    "refuse".
+    This applies nothing. It writes converted copies of local sources to the state folder. Functions are checked only
+    with the engine Sail. Raise ConfigurationError for problems of definitions, sources or functions, as `apply` does. A
+    feature whose type differs from its table raises no error: its table gets the action "refuse".
     """
     contract = project.definitions.contract
     project.require_objectives_of(contract.views)
@@ -152,7 +151,7 @@ def _stale_artifacts(project: Project, contract: Contract) -> dict[str, list[str
             if examples is not None and examples.contract != contract.hash:
                 stale["training set"].append(declared.name)
         with suppress(IsthmusError):
-            if outdated(artifacts.last_package(), contract):
+            if contract_changes(artifacts.last_package(), contract):
                 stale["package"].append(declared.name)
         # The task is user code and may need libraries that are not installed here.
         with suppress(Exception):
@@ -161,7 +160,7 @@ def _stale_artifacts(project: Project, contract: Contract) -> dict[str, list[str
     if project.deployment_file.exists():
         deployed = Deployment.loads(project.deployment_file.read_bytes(), str(project.deployment_file))
         try:
-            usable = not outdated(Path(deployed.package), contract)
+            usable = not contract_changes(Path(deployed.package), contract)
         except IsthmusError:
             usable = False
         if not usable:

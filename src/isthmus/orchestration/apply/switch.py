@@ -27,10 +27,10 @@ from isthmus.serving.rollout.releases import current_deployment
 
 
 def register(project: Project, contract: Contract) -> list[str]:
-    """Register the views and services of a contract with Feast, and return the names of Feast's objects.
+    """Register a contract's views and services with Feast, so that Feast's SDK can use them. Return the objects' names.
 
-    Writes Feast's registry and configuration to the state folder, unless nothing has changed since the last call. Raise
-    DependencyError if something has changed and Feast is not installed.
+    This writes Feast's registry and configuration to the state folder, unless nothing has changed since the last call.
+    Raise DependencyError if something has changed and Feast is not installed.
     """
     folder, note = project.state / "feast", project.state / "feast" / "registered.json"
     settings, digest = address(project), _registration(project, contract)
@@ -52,7 +52,7 @@ def register(project: Project, contract: Contract) -> list[str]:
         definitions.views,
         definitions.services,
         folder=folder,
-        server=server,
+        lookup_url=server,
         offline=project.offline_store(),
     )
     text = json.dumps({"digest": digest, "server": settings, "files": _files(folder), "objects": names}, indent=1)
@@ -93,12 +93,12 @@ def missing_views(generations: Generations, store: OnlineStore) -> list[str]:
 
 
 def switch(project: Project, store: OnlineStore) -> bool:
-    """Make the next contract (applied, but not served yet) the current one, if Redis has all of its rows.
+    """Make servers use the next contract (the applied definitions) if Redis has all of its rows.
 
     Return True if servers now use it. `materialize` calls this after it has written rows. `store` must be opened with
-    the next contract; otherwise the result is False. Waits for the lock `contract`. Copies pushed rows of the current
-    contract to the new views, and registers the new Feast objects. Raise DataError if the new rows in Redis differ from
-    their tables; the current contract then stays. Raise DependencyError if Feast cannot be used.
+    the next contract; otherwise the result is False. Also copies pushed rows to the new views, and registers the new
+    Feast objects. Waits for other processes that change contracts. Raise DataError if the new rows in Redis differ from
+    their tables, and DependencyError if Feast cannot be used. The current contract then stays.
     """
     with project.locked("contract"):
         generations = project.generations()
@@ -154,10 +154,11 @@ LEAST = 60 * 1_000_000
 
 
 def forget(project: Project, store: OnlineStore) -> None:
-    """Delete replaced contracts, and their rows in Redis. `materialize` calls this last.
+    """Delete contracts that servers no longer use, and their rows in Redis. `materialize` calls this last.
 
     A contract is deleted `[stores] keep_contracts_hours` (at least a minute) after it was replaced, unless a deployed
-    model needs it. Does nothing while another process deletes. If a call is killed, the next call finishes its work.
+    model needs it. Does nothing while another process deletes contracts. If a call is killed, the next call finishes
+    it.
     """
     with _alone(project) as alone:
         if not alone:

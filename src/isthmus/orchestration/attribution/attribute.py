@@ -48,7 +48,6 @@ LARGEST = 10
 
 
 def day_range(first: str | None, end: str | None) -> Days | None:
-    """Parse --from and --to (exclusive); return None without both. Raise RequestError if one is missing or invalid."""
     if (first is None) != (end is None):
         raise RequestError("range", f"--{'to' if end is None else 'from'} is missing",
                            expected="both --from and --to, or neither")  # fmt: skip
@@ -56,7 +55,6 @@ def day_range(first: str | None, end: str | None) -> Days | None:
 
 
 def reject_combined(options: Mapping[str, object], beside: str) -> None:
-    """Raise RequestError if an option with a value (not None or []) cannot be combined with the option `beside`."""
     if named := [name for name, value in options.items() if value not in (None, [])]:
         raise RequestError(", ".join(named), f"cannot be combined with {beside}", remedy="remove the option")
 
@@ -72,23 +70,31 @@ def attribute(  # noqa: PLR0913 - the options of the command
     recorded: bool = False,
     progress: Progress = silent,
 ) -> Attribution:
-    """Split the difference between ideal and actual predictions among the stages that cause it.
+    """Explain why a package's predictions differ from ideal ones, by splitting the difference among five stages.
 
-    The stages are staleness, skew, distillation, precision and runtime. The ideal prediction is the teacher's, from the
-    features that could be known at the time of a row. The actual prediction is the last package's. Writes a page and a
-    table of all rows to `attribution/<name>` in the state folder, readable by their owner only. Does not check declared
-    bounds: see `require_bounds`.
+    The stages are staleness of features, skew between served and fed features, distillation, precision and runtime. The
+    ideal prediction is the teacher's, from the features that could be known at the time of the row. The actual
+    prediction is the last package's. Writes a page and a table of all rows to `attribution/<name>` in the state folder,
+    readable by their owner only. Call `require_bounds` with the result to enforce the bounds that the distillation
+    declares.
 
-    By default, the rows are the test rows of the student's training set. With `days`, they are the rows of the latest
-    training set in these days. With `recorded`, they are recorded predictions in `days` (default: all) of the package
-    that answered last; `fed`, `precision` and `runtime` must then be None. Rows that cannot be used are counted in
-    `left_out` of the result. `fed` is a file of the inputs that the model was fed, by join keys and event time. Without
-    it, these are assumed to be the served inputs. `precision` defaults to the serving profile's, and `runtime` to "ort"
-    (ONNX Runtime).
+    Args:
+        project: project that declares the distillation.
+        name: distillation; None for the project's only one.
+        days: use the rows of these days, from the latest training set. By default, use the test rows of the training
+            set that the student was trained on.
+        fed: Parquet or Arrow file with the inputs that the model really got, by join keys and event time. Without it,
+            skew is unknown: the inputs are assumed to be the served features.
+        precision: precision of the model file to run; by default the one that is served.
+        runtime: runtime of the model file; by default "ort" (ONNX Runtime).
+        recorded: use predictions that servers recorded, in `days` or at any time. They come from the package that
+            answered last. `fed`, `precision` and `runtime` must then be None.
+        progress: called with a message and the finished share, 0 to 1.
 
-    Raise RequestError if the label is not Binary or Number, `days` has no row, or an option is invalid. Raise DataError
-    if a package, student, table or file is missing or invalid, or no row can be used. Raise ContractMismatch if the
-    package cannot run under the current contract.
+    Raises:
+        RequestError: the label is not Binary or Number, `days` has no row, or an option is invalid.
+        DataError: a package, student, table or file is missing or invalid, or no row can be used.
+        ContractMismatch: the package cannot run under the current contract.
     """
     artifacts = Artifacts.of(project, name)
     declared, product = artifacts.declared, _product(runtime or "ort")
@@ -181,7 +187,7 @@ def _features(
         unknown[SKEW] = "the inputs that the model was fed are not known: they are assumed to be the served ones"
     else:
         keys = project.applied().spines[declared.spine.name].key_names
-        matched, fed = inputs.read_fed(file, rows.table, keys, [item.name for item in read])
+        matched, fed = inputs.read_model_inputs(file, rows.table, keys, [item.name for item in read])
         rows = keep(rows.take(matched), f"not exactly once in {file}")
     ideal = columns(rows.table, read)
     served = ideal if STALENESS in unknown else columns(inputs.served_features(project, declared, rows), read)
@@ -192,12 +198,6 @@ def _features(
 
 
 def measures_of(declared: Distillation, labels: Numbers) -> dict[str, Callable[[Numbers], float]]:
-    """Return the measures of a distillation by name. Each is a function of the scores of n rows, float64 (n,).
-
-    `labels` has shape (n,), NaN if unknown. The mean score covers all rows. Other measures cover the rows with a known
-    label, if there are any: `log_loss` and `auc` for binary labels, else `rmse` and `mae`. There is no `auc` if all
-    labels are equal.
-    """
     known = np.flatnonzero(np.isfinite(labels))
     labels = labels[known]
     of: dict[str, Callable[[Numbers], float]] = {SCORE: lambda scores: float(scores.mean())}

@@ -79,12 +79,13 @@ class Explanation:
 
 
 def explain(project: Project, identity: str, *, progress: Progress = silent) -> Explanation:
-    """Split the difference between a recorded prediction and the ideal one among the stages that cause it.
+    """Explain why a recorded prediction differs from the ideal one, by stage and by feature, and write an HTML page.
 
-    `identity` is the id of the recorded answer. The ideal prediction is the teacher's, from the features that the
-    history now has for the time of the answer. Writes an HTML page to `attribution/<name>/answers` in the state folder,
-    readable by its owner only. Raise RequestError if no prediction with a numeric score has this id. Raise DataError if
-    the prediction cannot be recomputed, and ContractMismatch if its package cannot run under the current contract.
+    `identity` is the id of the answer, from its `isthmus-answer` header. The ideal prediction is the teacher's, from
+    the features that the history now has for the time of the answer. The page is in `attribution/<name>/answers` in the
+    state folder, readable by its owner only. Raise RequestError if no prediction with a numeric score has this id.
+    Raise DataError if the prediction cannot be recomputed, and ContractMismatch if its package cannot run under the
+    current contract.
     """
     progress("reading the recorded answer", 0.0)
     answers = prediction(ServedAnswers(project), identity)

@@ -54,15 +54,16 @@ def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
 
 
 def served_since(project: Project, declared: Distillation) -> tuple[int | None, str]:
-    """Return the time from which servers had all feature views of a student, and the name of the view that came last.
+    """Return the time from which servers had all feature views of a student, to skip rows before the first serving.
 
-    The time is in microseconds since 1970 UTC. If a view was never materialized under the applied contract, return None
-    and the name of that view. If the student reads no view, return the smallest int64 and an empty name.
+    Also return the name of the view that was served last. The time is in microseconds since 1970 UTC. It is None if
+    that view was never materialized under the applied contract. If the student reads no view, the time is the smallest
+    int64 and the name is empty.
     """
     contract, log = project.applied(), MaterializationLog(project.offline, project.storage_options)
     began = [(-(1 << 63), "")]
-    for name in dict.fromkeys(view for view, _ in contract.read(declared.student.name)):
-        entries = log.of(contract.views[name])
+    for name in dict.fromkeys(view for view, _ in contract.stored_features(declared.student.name)):
+        entries = log.runs(contract.views[name])
         if not entries:
             return None, name
         began.append((entries[0].readable, name))
@@ -70,11 +71,11 @@ def served_since(project: Project, declared: Distillation) -> tuple[int | None, 
 
 
 def served_features(project: Project, declared: Distillation, rows: TrainingRows) -> pa.Table:
-    """Return the training rows with the student's stored features as servers returned them at the time of each row.
+    """Replace the ideal features of training rows by those that servers returned at that time, to measure staleness.
 
-    Columns have the same names as in the training set. For a student on a device, features come from the oldest
-    snapshot that it may use. Raise DataError if a table has lost the rows that were served, or that the training set
-    was joined from.
+    The result has the columns of the training set. For a student on a device, features come from the oldest snapshot
+    that the device may use. Raise DataError if a table has lost the rows that were served or that the training set was
+    joined from.
     """
     contract, service = project.applied(), declared.student.name
     offline = project.offline_store()
@@ -84,7 +85,7 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
             project, declared, rows.examples, rows.table, fixed_ages(np.full(len(rows.places), age)), computed=False
         )
     features: dict[str, list[str]] = {}
-    for view, feature in contract.read(service):
+    for view, feature in contract.stored_features(service):
         features.setdefault(view, []).append(feature)
     feature_prefixes = tuple(f"{name}{SEPARATOR}" for name in (*rows.examples.features, *rows.examples.computed))
     spine = rows.table.select([name for name in rows.table.column_names if not name.startswith(feature_prefixes)])
@@ -95,13 +96,14 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
     return pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
 
 
-def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> tuple[Index, pa.Table]:
-    """Read the inputs that a model was fed from a Parquet or Arrow file, and match them with `rows`.
+def read_model_inputs(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> tuple[Index, pa.Table]:
+    """Read the inputs that a model was fed from a Parquet or Arrow file, and match them with `rows` to measure skew.
 
-    Rows match by the join keys in `keys` and event time. `inputs` names the model inputs. Return the indices of the
-    matched rows in `rows`, and a table with their inputs. The file may lack inputs and rows. File rows with the same
-    keys and time are all ignored. Raise DataError if the file cannot be read, lacks a key or all inputs, has other
-    columns, or matches no row.
+    Rows match if their join keys (the columns `keys`) and event times are equal. `inputs` names the inputs of the
+    model. Return the indices of the matched rows in `rows`, and a table of their inputs. The file need not have all
+    inputs or all rows. If several rows of the file have the same keys and time, all of them are ignored. Raise
+    DataError if the file cannot be read, lacks a key column, has none of the inputs, has unknown columns, or matches no
+    row.
     """
     table, source, key_columns = _read(file), f"inputs {file}", [*keys, TIME]
     allowed = dict.fromkeys([*key_columns, *inputs])
@@ -151,7 +153,6 @@ def _read(file: Path) -> pa.Table:
 
 
 def labels(table: pa.Table, label: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the label column of a table as float64, shape (n,). Labels that are not known yet (null) become NaN."""
     values: np.ndarray[Any, np.dtype[np.float64]] = pc.cast(table[label], pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

@@ -75,11 +75,6 @@ def images(result: Attribution) -> dict[str, str]:
 
 
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
-    """Draw a bar chart from a measure's ideal value to its actual value, with the effect of each part between.
-
-    `name` is the measure, such as "auc". `names` are the titles of the first and the last bar. An effect that depends
-    on the order of the parts also shows its range.
-    """
     at, rows = measure.ideal, [ChartRow(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():
         gain = part.value * _BETTER.get(name, 0)
@@ -106,10 +101,6 @@ def _title(name: str, measure: Measure) -> str:
 
 
 def parts_table(measure: Measure, kind: str = "stage") -> TableBlock:
-    """Return a table with the effect of each part on a measure, its range, and its share of the difference.
-
-    `kind` titles the first column, such as "stage". The range is blank if the effect is the same in any order.
-    """
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED

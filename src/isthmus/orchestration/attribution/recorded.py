@@ -60,7 +60,6 @@ class RecordedRows:
     left_out: dict[str, int]
 
     def select(self, mask: Mask, why: str) -> "RecordedRows":
-        """Keep the rows in the mask. Count the dropped rows in `left_out` of the result, under the reason `why`."""
         if mask.all():
             return self
         places, left_out = np.flatnonzero(mask), dict(self.left_out)
@@ -83,10 +82,11 @@ class PackagePredictions(NamedTuple):
 
 
 def predictions(served: ServedAnswers, declared: Distillation, days: Days | None = None) -> PackagePredictions:
-    """Return a distillation's recorded predictions, of the package and precision that answered last.
+    """Read the recorded predictions of the package of a distillation that made the most recent one, to explain them.
 
-    With `days`, only predictions in these days are read. `left_out` of the result counts the rows of other packages of
-    the distillation, of other precisions, and of packages that are gone. Raise RequestError if no prediction is left.
+    Other packages and precisions than the last one are left out. With `days`, only predictions in these days are read.
+    `left_out` of the result counts, by reason, the rows of the distillation's other packages, of other precisions, and
+    of packages that are gone. Raise RequestError if there is no prediction.
     """
     first, end = (None, None) if days is None else (clock.moment(day * DAY) for day in (days.first, days.end))
     answers = served.read(route=PREDICT, first=first, end=end)
@@ -119,10 +119,6 @@ def predictions(served: ServedAnswers, declared: Distillation, days: Days | None
 
 
 def prediction(served: ServedAnswers, identity: str) -> PackagePredictions:
-    """Return the recorded answer with this id, and the package that gave it. Raise DataError if the package is gone.
-
-    Raise RequestError if the id is unknown, or the answer is not a prediction with a score.
-    """
     part = served.answer(identity)
     route, package, variant = (part[name][0].as_py() for name in ("route", "package", "variant"))
     if route != PREDICT:
@@ -141,11 +137,6 @@ def _count(answers: pa.Table) -> int:
 
 
 def load_recorded(artifacts: Artifacts, answers: PackagePredictions, models: PackageModels) -> ChosenRows:
-    """Prepare recorded predictions for an attribution: recompute their features as ideal, as served and as fed.
-
-    `answers` are the predictions, and `models` the opened models of their package. Rows that cannot be used are counted
-    in `left_out` of the result. Raise DataError if no row is left.
-    """
     examples = artifacts.latest_training_set() or artifacts.training_set(models.material.training_set)
     found = recorded_rows(artifacts.declared, answers, examples)
     found = _with_teacher(artifacts.declared, answers.served, found, models)
@@ -161,11 +152,11 @@ def load_recorded(artifacts: Artifacts, answers: PackagePredictions, models: Pac
 
 
 def recorded_rows(declared: Distillation, answers: PackagePredictions, examples: TrainingSet) -> RecordedRows:
-    """Recompute the features of recorded predictions, and match the predictions with rows of a training set.
+    """Recompute the features of recorded predictions, and give each prediction the label of its row in a training set.
 
-    A prediction matches the training row with the same join keys that is nearest in time, unless another prediction is
-    nearer to that row. `Distillation.monitor` sets the tolerance and may name other columns to match by. A prediction
-    gets its label and its ideal request fields from its training row. Inputs that only the teacher reads are missing.
+    A prediction matches the training row that has the same join keys and is nearest in time, unless another prediction
+    is nearer to that row. `Distillation.monitor` sets the largest distance in time and may name other columns to match
+    by. The request fields of the training row count as the ideal ones. Inputs that only the teacher reads are missing.
     Predictions that cannot be recomputed exactly are skipped and counted in `left_out`. Raise DataError if no row is
     left.
     """
@@ -254,11 +245,11 @@ def _with_teacher(
     inputs, request = models.material.teacher_inputs, models.requests
     at, lacking = micros(table[TIME]), np.zeros(len(table), bool)
     names: list[str] = []
-    for view_name in dict.fromkeys(view for view, _ in contract.read(declared.teacher.name)):
+    for view_name in dict.fromkeys(view for view, _ in contract.stored_features(declared.teacher.name)):
         view = contract.views[view_name]
         missing = [
             column for column in view.fields
-            if (view_name, column.name) in contract.read(declared.teacher.name)
+            if (view_name, column.name) in contract.stored_features(declared.teacher.name)
             and view.full_name(column.name) not in table.column_names
         ]  # fmt: skip
         if not missing:
@@ -297,7 +288,9 @@ def _with_teacher(
 
 def _keys(contract: Contract, declared: Distillation) -> list[Column]:
     spine = contract.spines[declared.spine.name].keys
-    read = [view for name in (declared.teacher.name, declared.student.name) for view, _ in contract.read(name)]
+    read = [
+        view for name in (declared.teacher.name, declared.student.name) for view, _ in contract.stored_features(name)
+    ]
     views = [column for view in dict.fromkeys(read) for column in contract.views[view].keys]
     return list({column.name: column for column in (*spine, *views)}.values())
 

@@ -89,7 +89,10 @@ class Attribution:
 
 
 def require_bounds(result: Attribution) -> None:
-    """Raise GateFailed if a stage's effect exceeds its declared bound. An effect that is not known breaks its bound."""
+    """Enforce the bounds that a distillation declares on the effects of stages: raise GateFailed if a bound is broken.
+
+    An effect that is not known breaks its bound.
+    """
     remedy = f"open {page_file(result.folder)}, or change the bounds in the definitions"
     require_passed(f"attribution of {result.name}", result.bounds, remedy)
 

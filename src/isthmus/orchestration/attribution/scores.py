@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.distill.labels import Binary
-from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.requestinputs import RequestInputs
@@ -18,7 +18,7 @@ from isthmus.distill.types import in_batches
 from isthmus.features.errors import ContractMismatch, DataError, RequestError, one_of
 from isthmus.features.progress import Progress
 from isthmus.features.values.columns import Values
-from isthmus.orchestration.artifacts import Artifacts, outdated
+from isthmus.orchestration.artifacts import Artifacts, contract_changes
 from isthmus.orchestration.attribution.inputs import Index, TrainingRows, labels
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import (
@@ -63,7 +63,7 @@ class ChosenRows:
     features: Features
     left_out: dict[str, int]
     unknown: dict[str, str]
-    outputs: TeacherOutputs | None = None
+    outputs: OutputCache | None = None
     recorded: Numbers | None = None
     matched: int | None = None
     keys: Sequence[str] = ()
@@ -82,13 +82,14 @@ class ScoredRows:
 def open_models(
     artifacts: Artifacts, package: Package, precision: str, product: Product, progress: Progress
 ) -> Iterator["PackageModels"]:
-    """Open a package's teacher, student and model files for the block. `product` is the runtime of the model files.
+    """Open the teacher, the student and the model files of a package during the block, to score rows with each of them.
 
-    Raise RequestError if the label is not Binary or Number or the package lacks a file. Raise DataError if the student
-    or its training set is gone, and ContractMismatch if the package cannot run under the current contract.
+    `precision` selects the model files, and `product` is the runtime that runs them. Raise RequestError if the label is
+    not Binary or Number, or the package lacks a file. Raise DataError if the student or its training set is gone, and
+    ContractMismatch if the package cannot run under the current contract.
     """
     contract, declared, folder = artifacts.project.applied(), artifacts.declared, package.files.folder
-    if changes := outdated(folder, contract):
+    if changes := contract_changes(folder, contract):
         raise ContractMismatch(
             str(folder), f"cannot run under contract {contract.hash[:12]} ({'; '.join(changes)})",
             remedy="run `isthmus features training-set`, `isthmus distill` and `isthmus model export`",
@@ -137,16 +138,11 @@ class PackageModels:
     requests: RequestInputs
 
     def score(self, chosen: ChosenRows, progress: Progress) -> ScoredRows:
-        """Score rows with the teacher, the student and the model files, for all forms of the features.
-
-        Rows that a request transform refuses are skipped and counted in `chosen.left_out`. Raise DataError if every row
-        is refused.
-        """
         teacher = partial(self._teacher, chosen)
         cells = score_cells(chosen.features, teacher, self._students, lambda model: progress(f"running {model}", 0.4))
         declared = self.material.declaration
         if chosen.recorded is not None:
-            use_recorded(cells, chosen.recorded, probabilities=isinstance(declared.label, Binary))
+            substitute_recorded_scores(cells, chosen.recorded, probabilities=isinstance(declared.label, Binary))
         progress("splitting the difference", 0.9)
         forms, models = zip(*dict.fromkeys(CELLS), strict=True)
         finite = np.flatnonzero(np.isfinite(cells[list(forms), list(models)]).all(0))
@@ -163,7 +159,7 @@ class PackageModels:
         """Return the teacher's scores. Inputs that the student does not read stay ideal, since they are not served."""
         if features is None and chosen.outputs is not None:
             (answers,) = chosen.outputs.float32(chosen.rows.places[rows]).values()
-            return self.scores.scores(answers).astype(np.float64)
+            return self.scores.from_outputs(answers).astype(np.float64)
         part, inputs = chosen.rows.table.take(pa.array(rows)), self.material.teacher_inputs
         if features is None:
             return self.scores.teacher(columns(part, inputs)).astype(np.float64)
@@ -203,11 +199,11 @@ def _batches(table: Columns) -> Iterator[dict[str, Values]]:
         yield {name: values.take(rows) for name, values in table.items()}
 
 
-def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
-    """Replace the scores that this machine's runtime gave for fed features by the recorded scores, in place.
+def substitute_recorded_scores(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
+    """Put recorded scores in place of the scores that this machine's runtime gave for the same inputs, in `cells`.
 
-    `cells` is the result of `score_cells`. The runtime's scores of other features move by the same distance. A
-    deviation of the recorded scores from this machine's runtime therefore counts as the runtime's part. With
+    A difference between the two therefore counts as an effect of the runtime that recorded the scores. All other scores
+    of that runtime move by the same difference. `cells` is the result of `score_cells`; `recorded` has shape (n,). With
     `probabilities`, moved scores are clipped to 0 to 1.
     """
     moved = recorded - cells[CELLS[-1]]

@@ -21,11 +21,12 @@ class Shares(NamedTuple):
 
 
 def shapley(values: Numbers, needs: Mapping[int, int] | None = None) -> Shares:
-    """Compute the Shapley values of n players from the values of their coalitions, float64 (2**n, ...).
+    """Split the difference between the values of all players and of no player among n players, by Shapley values.
 
-    Bit i of a coalition's index means that player i is in it. `needs` maps a player to the players (as bits) that must
-    come before it. A player's effect on a coalition is weighted by the fraction of allowed orders in which exactly that
-    coalition comes before the player.
+    `values`, float64 (2**n, ...), has the value of each coalition (set of players); bit i of its index means that
+    player i is in it. `needs` maps a player to the bits of the players that must join before it. A player's share is
+    the mean of what it adds to the value when it joins, over all allowed orders. `low` and `high` of the result are the
+    least and the most that it adds.
     """
     needs, everyone = needs or {}, len(values) - 1
     players = range(everyone.bit_length())

@@ -49,10 +49,6 @@ class Cell(NamedTuple):
 
 
 def cell(coalition: int) -> Cell:
-    """Return the form of the features and the model that score a coalition: a set of stages that are actual, not ideal.
-
-    Bits 0 to 4 of `coalition` stand for staleness, skew, distillation, precision and runtime.
-    """
     swapped = {stage for place, stage in enumerate(STAGES) if coalition >> place & 1}
     features = (STALENESS in swapped) | (SKEW in swapped) << 1
     if DISTILLATION not in swapped:
@@ -77,7 +73,7 @@ class Features(NamedTuple):
     def of(cls, ideal: Columns, served: Columns, fed: Columns) -> "Features":
         skewed = {}
         for name, values in ideal.items():
-            other = ~same(served[name], fed[name])
+            other = ~rows_equal(served[name], fed[name])
             skewed[name] = Values(
                 np.where(other, fed[name].data, values.data), np.where(other, fed[name].valid, values.valid)
             )
@@ -90,8 +86,7 @@ class Features(NamedTuple):
         return Features(forms, tuple(mask[rows] for mask in self.differing))  # type: ignore[arg-type]
 
 
-def same(left: Values, right: Values) -> Mask:
-    """Return a mask of rows in which two columns are equal. Two nulls are equal, and so are two NaNs."""
+def rows_equal(left: Values, right: Values) -> Mask:
     if left is right:
         return np.ones(len(left.data), bool)
     both: Mask = left.valid & right.valid
@@ -115,7 +110,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _differing(ideal: Columns, form: Columns) -> Mask:
-    masks = [~same(values, form[name]) for name, values in ideal.items()]
+    masks = [~rows_equal(values, form[name]) for name, values in ideal.items()]
     result: Mask = np.logical_or.reduce(masks)
     return result
 
@@ -123,11 +118,6 @@ def _differing(ideal: Columns, form: Columns) -> Mask:
 def score_cells(
     features: Features, teacher: TeacherScores, students: StudentScores, note: Callable[[str], None]
 ) -> Numbers:
-    """Score n rows with each of four forms of the features and each of five models. Return float64 (4, 5, n).
-
-    Rows whose features equal the ideal features are scored once. `note` is called with "the teacher" and with "the
-    student and its files" before these run.
-    """
     count = len(features.differing[0])
     scores = np.empty((4, 5, count))
     every = np.arange(count)
@@ -154,7 +144,6 @@ def _take(columns: Columns, rows: Index) -> dict[str, Values]:
 
 
 def coalitions(cells: Numbers) -> Numbers:
-    """Return scores of all 32 sets of actual stages, (32, ...), from scores by feature form and model, (4, 5, ...)."""
     forms, models = zip(*CELLS, strict=True)
     values: Numbers = cells[list(forms), list(models)]
     return values

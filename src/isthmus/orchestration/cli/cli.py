@@ -84,7 +84,6 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command (without `isthmus`) and return its exit code. Expected errors are printed, others are raised."""
     try:
         code = app(_ordered(arguments), prog_name="isthmus", standalone_mode=False)
         if code == _INTERRUPTED:

@@ -189,7 +189,10 @@ def explain(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain a recorded prediction's error, stage by stage and feature by feature, and write a page."""
+    """Explain why a recorded prediction differs from the ideal one, by stage and feature, and write a page.
+
+    The ideal prediction is the teacher's, from the features known at its time.
+    """
     from isthmus.orchestration.attribution.explain import explain as run
 
     with progress() as bar:

@@ -24,7 +24,6 @@ def _path(value: Path | str) -> Path:
 
 
 def local(about: str, *, text: bool = False) -> dict[str, Any]:
-    """Return keyword arguments for a typer option that takes a path (with `text`, any text) and rejects URLs."""
     about = f"{about.removesuffix('.')}. A local path, not a URL."
     return {"parser": _text if text else _path, "metavar": "TEXT" if text else "PATH", "help": about}
 

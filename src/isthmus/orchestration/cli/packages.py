@@ -37,14 +37,17 @@ def verify(
     key: Annotated[Path | None, typer.Option(**local("PEM file with the required signer's public key."))] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the checksums, manifest, signature, contract and golden cases of a package. Exit code 1 if one fails."""
+    """Check the checksums, manifest, contract and golden cases of a package, and with --key its signature.
+
+    Exit code 1 if one fails.
+    """
     if runtime == "ort":
         _confined(path)
     from isthmus.orchestration.runtimes import products
     from isthmus.package.inspect import inspect
     from isthmus.package.signature import read_public_key
 
-    opened = products.by_option(runtime)
+    opened = products.open_runtime(runtime)
     inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=opened)
     judge(inspection.as_dict(), partial(_inspection_blocks, inspection), inspection.require, as_json=as_json)
 

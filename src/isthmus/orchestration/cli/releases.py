@@ -158,12 +158,12 @@ def serve(
 def fleet(out: OutOption = Path("fleet"), project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Write Kubernetes manifests for serving and training, Dockerfiles and an accelerate configuration."""
     from isthmus.orchestration.fleet.files import fleet as run
-    from isthmus.orchestration.server.secret import secret
+    from isthmus.orchestration.server.secret import read_or_create_secret
 
     opened = open_project(project)
     written = run(opened, out)
     if (record := opened.recording()) and record.private:
-        secret(opened)  # the servers and the readers of recorded answers share this key
+        read_or_create_secret(opened)  # the servers and the readers of recorded answers share this key
     present({"fleet": str(out), "files": written if as_json else len(written)}, as_json=as_json)
 
 

@@ -35,12 +35,13 @@ _MAX_NAME = 40
 
 
 def fleet(project: Project, out: Path) -> list[str]:
-    """Write the Kubernetes and Docker files of a project to the folder `out`, and return their sorted names.
+    """Write the files to run a project on Kubernetes (such as manifests) to a folder, and return their sorted names.
 
-    Files of an earlier call, listed in fleet.json there, are replaced, or deleted if the project no longer needs them.
-    Other files are left alone. The same project in the same environment gives the same bytes. Raise ConfigurationError
-    with all settings that work only on this machine, and DependencyError without PyYAML or Jinja. Raise DataError,
-    before writing anything, if a file to replace or delete was edited or written by another program.
+    `out` is the folder. A later call replaces the files that an earlier call wrote (`fleet.json` lists them), and
+    deletes those that the project no longer needs. It leaves all other files alone. The same project in the same
+    environment gives the same bytes. Raise ConfigurationError for settings that work only on this machine, and
+    DependencyError without PyYAML or Jinja. Raise DataError, before writing anything, if a file to replace or delete
+    was edited or written by another program.
     """
     content = files(project)
     _write(out, content)
@@ -48,11 +49,6 @@ def fleet(project: Project, out: Path) -> list[str]:
 
 
 def files(project: Project) -> dict[str, bytes]:
-    """Render the Kubernetes and Docker files of a project. Return contents by file name; nothing is written.
-
-    YAML files lose the comments and layout of their templates. Raise ConfigurationError for settings that work only on
-    this machine, and DependencyError if PyYAML or Jinja is not installed.
-    """
     with extra("orchestration"):
         import jinja2
         import yaml
@@ -151,7 +147,6 @@ def _values(project: Project) -> Mapping[str, Any]:
 
 @cache
 def constraints() -> str:
-    """Return the text of a constraints file for pip, with the versions of all installed packages except Isthmus."""
     versions = {
         package.name.lower().replace("_", "-"): package.version.partition("+")[0]
         for package in metadata.distributions()

@@ -8,10 +8,10 @@ _HEAD = "GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {}\r\n
 
 
 def ready() -> bool:
-    """Return True if the server in this pod answers `/readyz` with status 200. Kubernetes runs this as readiness probe.
+    """Ask the server in this pod whether it can take requests: True if `/readyz` answers with status 200.
 
-    Reads `PROBE_PORT` and `PROBE_KEY` (an API key) from the environment. Raise OSError, which also means not ready, if
-    the server cannot be reached or does not answer within 2 seconds.
+    Kubernetes runs this as the readiness probe. Reads the port from the environment variable `PROBE_PORT` and an API
+    key from `PROBE_KEY`. Raise OSError, which also means not ready, if the server does not answer within 2 seconds.
     """
     with socket.create_connection(("127.0.0.1", int(os.environ["PROBE_PORT"])), 2) as server:
         server.settimeout(2)

@@ -88,12 +88,12 @@ def _nodes(outline: Outline) -> Mapping[str, AssetNode]:
 def build_definitions(
     project: Path | str | Outline, *, translator: IsthmusTranslator | None = None, resource: StepRunner | None = None
 ) -> dg.Definitions:
-    """Return all Dagster definitions of a project: assets, checks, sensors and the resource that runs steps.
+    """Build the Dagster definitions of a project, to load it in a Dagster code location: assets, checks and sensors.
 
     Args:
-        project: folder of the project, or its outline. A folder whose definitions have changed is first compiled in
-            another process, see `outline`.
-        translator: maps nodes (the outline's assets) to Dagster's asset specs; an IsthmusTranslator by default.
+        project: folder of the project, or the `Outline` that `outline` compiled from it. For a folder whose definitions
+            have changed, `outline` is called first. It compiles the project in another process.
+        translator: sets the names, groups and other attributes of the Dagster assets; an IsthmusTranslator by default.
         resource: runs the steps; by default each step runs in a separate process.
 
     Raises:
@@ -156,7 +156,6 @@ def _sources(graph: AssetGraph) -> dg.AssetsDefinition:
 
 
 def record_source_versions(instance: dg.DagsterInstance, project: Path) -> None:
-    """Record in `instance` the version of each source that is new or has changed. Only later changes trigger builds."""
     graph = AssetGraph(outline(project.resolve()))
     for event in _new_observations(instance, graph.outline, _source_keys(graph)):
         instance.report_runless_asset_event(event)

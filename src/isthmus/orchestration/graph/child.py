@@ -19,19 +19,19 @@ from isthmus.orchestration.steps.step import (
     StepRequest,
     display_metadata,
 )
-from isthmus.serving.process import end_with
+from isthmus.serving.process import end_with_parent
 
 
 def main(parent: int | None = None) -> int:
-    """Run the step that Dagster requested, send the results to Dagster, and return 0.
+    """Run the step that Dagster requested of this process, report the results to Dagster, and return 0.
 
-    An expected failure is sent as a message, and also returns 0. Other exit codes mean a bug or a signal. This process
-    is killed when the process `parent` (an id; default: its current parent) ends. Otherwise a killed run could free its
-    slot in the pool and leave a process that overlaps with the next run.
+    A step that fails with an IsthmusError also returns 0: the error is sent to Dagster as a message. Any other exit
+    code means a bug or a signal. The system kills this process when the process with the id `parent` ends (default: the
+    process that started this one). Otherwise a killed run would free its slot while its step still runs.
     """
     # Dagster gives SIGTERM the handler of SIGINT, and shells ignore SIGINT in background jobs.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with(os.getppid() if parent is None else parent)
+    end_with_parent(os.getppid() if parent is None else parent)
     with open_dagster_pipes() as pipes:
         request, keys = msgspec.convert(pipes.get_extra("asked"), StepRequest), pipes.get_extra("keys")
         try:

@@ -60,12 +60,12 @@ class IsthmusProjectComponent(StateBackedComponent, Resolvable):
 
     @property
     def translator(self) -> IsthmusTranslator:
-        """Translator that maps nodes to asset specs. Override it to customize assets."""
+        """Translator that gives the Dagster assets their names, groups and owners. Override it to change these."""
         return IsthmusTranslator()
 
     @property
     def resource(self) -> IsthmusResource:
-        """Resource that runs the steps. Override it to run steps elsewhere."""
+        """Dagster resource that runs each step in a local process of its own. Override it to run steps elsewhere."""
         return IsthmusResource(project=self.project)
 
     @property

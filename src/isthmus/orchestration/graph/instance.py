@@ -43,10 +43,11 @@ _CLOCKS = 2.0  # seconds by which the clocks of processes and events may disagre
 
 
 def dagster_home(project: Project) -> Path:
-    """Prepare the project's Dagster instance and return its folder. Call it before Dagster is started or used.
+    """Prepare the folder of the project's Dagster instance and return it. Call it before Dagster is started or used.
 
-    Writes the instance's settings and pool limits, marks runs whose process is gone as failed, and records the version
-    of each source. Raise ConfigurationError if the path has a question mark, and IsthmusError for invalid definitions.
+    Writes the settings and pool limits of the instance, marks runs whose process is gone as failed, and records the
+    current version of each source, so that only later changes trigger builds. Raise ConfigurationError if the path
+    contains a question mark, and an IsthmusError if the definitions are invalid.
     """
     home = project.state / "dagster"
     if "?" in str(home):

@@ -36,10 +36,11 @@ FILE = "outline.json"
 
 
 def outline(root: Path) -> Outline:
-    """Return the outline of the project in the absolute folder `root`: the plain data that Dagster's graph needs.
+    """Return the outline of the project in the folder `root`: the plain data from which its Dagster graph is built.
 
-    If isthmus.toml, Python files or `ISTHMUS_` variables have changed since the last call, the outline is compiled in
-    another process, and cached in `.isthmus/outline.json`. Raise IsthmusError if it cannot be compiled.
+    Dagster's processes call it instead of importing the definitions. `root` must be absolute. The outline is cached in
+    `.isthmus/outline.json`. It is compiled again, in another process, if isthmus.toml, Python files or `ISTHMUS_`
+    variables have changed. Raise an IsthmusError if it cannot be compiled.
     """
     file, inputs = root / ".isthmus" / FILE, digest(root)
     try:
@@ -59,7 +60,6 @@ def outline(root: Path) -> Outline:
 
 
 def digest(root: Path) -> str:
-    """Return a SHA-256 of all that an outline depends on: isthmus.toml, Python files and `ISTHMUS_` variables."""
     sha = hashlib.sha256()
     for file in [root / "isthmus.toml", *_files(root)]:
         sha.update(f"{file.relative_to(root)}\n".encode())
@@ -142,7 +142,7 @@ def compile_outline(project: "Project") -> Outline:
 
 
 def _snapshot(contract: "Contract", service: str, device: "DeviceSnapshot", *, moves: bool) -> SnapshotOutline:
-    views = tuple(dict.fromkeys(view for view, _ in contract.read(service)))
+    views = tuple(dict.fromkeys(view for view, _ in contract.stored_features(service)))
     code = _hash([contract.service(service).hash, repr(device)])
     return SnapshotOutline(service, views, _cron(device.every.total_seconds()) if moves else None, code)
 
@@ -161,7 +161,7 @@ def _model(project: "Project", declared: "Distillation") -> ModelOutline:
 
     contract, profiles = project.definitions.contract, project.settings.profiles
     read = {
-        role: tuple(dict.fromkeys(view for view, _ in contract.read(service.name)))
+        role: tuple(dict.fromkeys(view for view, _ in contract.stored_features(service.name)))
         for role, service in (("teacher", declared.teacher), ("student", declared.student))
     }
     learning = [declared.settings, declared.split, declared.split_by, declared.seeds, declared.seed]

@@ -65,7 +65,6 @@ class Messages(dg.PipesMessageReader):
 
 
 def lines(file: Path, ended: Callable[[], bool]) -> Iterator[str]:
-    """Yield the complete lines of a file while another process writes it, until `ended()` is true and all are read."""
     with file.open(encoding="utf-8") as stream:
         part = ""
         while True:
@@ -95,9 +94,11 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
     project: str
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
-        """Run the selected part of a step in a separate process, and yield its results after that process has ended.
+        """Run the selected part of a step in a separate process, and yield its results after the process has ended.
 
-        `nodes` are node ids by asset key. If the step fails, results of the nodes done by then come before the error.
+        Dagster's ops call it. `context` is the context of the op and tells which assets, checks and days are selected.
+        `step` is the name of the step. `nodes` maps asset keys to node ids, such as "offline/customer". If the step
+        fails, the results of the finished nodes are yielded before the error.
 
         Raises:
             Failure: the step failed. Dagster does not retry it. After a crash of the process, no results are yielded.
@@ -130,10 +131,11 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             raise dg.Failure(failed.sentence, allow_retries=False)
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
-        """Start the process of a step and wait until it ends. `extras` are sent to the process with Dagster Pipes.
+        """Start the process of a step and wait until it ends. Override it to run steps elsewhere, as in a container.
 
-        If the run is canceled, the process has 60 seconds to end before it is killed. Raise Dagster's
-        DagsterPipesExecutionError if the exit code is not 0.
+        `extras` has the request and other data that Dagster Pipes passes to the process. If the Dagster run is
+        canceled, the process has 60 seconds to end before it is killed. Raise Dagster's DagsterPipesExecutionError if
+        the exit code is not 0.
         """
         client = PipesSubprocessClient(message_reader=Messages(), termination_timeout_seconds=60)
         # The step exits if the process with this pid is gone, even if that happens while the step starts.
@@ -142,10 +144,6 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
 
 
 def selection(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> StepRequest:
-    """Return a request for the part of a step that a Dagster run selected: nodes and days, or checks.
-
-    `nodes` has all node ids by asset key. The request keeps the order of `nodes`.
-    """
     order = list(nodes.values())
     if isinstance(context, dg.AssetCheckExecutionContext):
         checks = [(nodes[check.asset_key], check.name) for check in context.selected_asset_check_keys]

@@ -28,10 +28,11 @@ _HIDDEN = {REPORT, "format", "name", "more"}  # report entries that are not usef
 
 
 def run_step(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization | NodeCheck]:
-    """Run the requested part of a step while the caller iterates, and yield an event per asset and check.
+    """Run the requested part of a step of the project, and yield an event per materialized asset and finished check.
 
-    If `Step.applies` is set, changed definitions are applied first. If `Step.changes_status` is set, the project's
-    status file is written after each asset and each failed check. Raise an IsthmusError if the step fails.
+    The step runs only while the caller iterates. A step with `Step.applies` first applies changed definitions. A step
+    with `Step.changes_status` writes the project's status file after each asset and each failed check. Raise an
+    IsthmusError if the step fails.
     """
     step = STEPS[request.step]
     if step.applies:

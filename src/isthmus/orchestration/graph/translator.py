@@ -25,7 +25,10 @@ class IsthmusTranslator:
     """
 
     def get_asset_spec(self, node: AssetNode) -> dg.AssetSpec:
-        """Return the asset spec of a node, without its dependencies, which the graph adds."""
+        """Return the Dagster asset spec of a node of the graph: key, group, description, owners, condition and so on.
+
+        Override it to change these. The graph adds the dependencies.
+        """
         view, model, asset = node.view, node.model, ASSETS.get(node.kind)
         owner = "" if (declared := view or model) is None else declared.owner
         metadata: dict[str, Any] = {}
@@ -79,12 +82,12 @@ def _reference(place: CodeLocation) -> dg.CodeReferencesMetadataValue:
 
 
 def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
-    """Return the condition under which Dagster materializes a node by itself; None if only the user does.
+    """Return the condition under which Dagster materializes a node without the user; None if it never does.
 
-    The user materializes a node once. Then most nodes follow their dependencies, if the dependencies pass their
-    blocking checks. A snapshot is also rewritten on its own schedule. A training set is rebuilt only after drift or on
-    the project's schedule. Recorded answers are collected every hour. Sources, the contract and builds by day have no
-    condition.
+    The user materializes each node once by hand. From then on, most nodes follow their dependencies, if these pass
+    their blocking checks. A snapshot is also rewritten on its own schedule. A training set is rebuilt only after drift
+    or on the project's schedule. Recorded answers are collected every hour. Sources, the contract and builds by day
+    have no condition.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()

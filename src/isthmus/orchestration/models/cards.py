@@ -34,9 +34,10 @@ def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:
 def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> None:
     """Write the report page, model card and boundary card of a student to its folder `model`, replacing older ones.
 
-    The boundary card has the training and serving cost. The documents include the last search, and the serving cost of
-    `package` if it was measured. Raise DataError if the student's report.json is missing, or if it, the search or the
-    measurement is damaged. Raise ConfigurationError if a gate names a metric that the student's report lacks.
+    Called after training and after an export. The boundary card states the cost of training and serving. `package` is
+    the folder of the student's package; its serving cost is included if it was measured. The report page also shows the
+    last search for a better student. Raise DataError if the student's report.json is missing, or if it, the search or
+    the measurement is damaged. Raise ConfigurationError if a gate names a metric that the report lacks.
     """
     from isthmus.distill.reports.boundarycard import boundary_card
     from isthmus.distill.reports.modelcard import model_card

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from isthmus.features import clock
 from isthmus.features.contract.generations import Generations
+from isthmus.features.errors import RequestError
 from isthmus.orchestration.artifacts import Artifacts, serving_profile, verdict_file
 from isthmus.orchestration.models.students import require_release
 from isthmus.orchestration.project import Project
@@ -41,25 +42,28 @@ class ReleaseReport:
 
 
 def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> ReleaseReport:
-    """Deploy the last package of a distillation in place of the deployed package. A candidate is removed, too.
+    """Deploy the last package of a distillation: for all requests, or with `share`, as a candidate on trial.
 
-    The package is on probation: servers may roll it back. With `share`, it instead becomes a candidate beside the
-    deployed package, and answers this share of the requests. With share 0, its answers are never returned. A candidate
-    replaces an earlier one, and ends the deployed package's probation. Writes the deployment file, its history and the
-    cache of recent packages. Then waits up to 5 seconds for the project's server to switch. A server that does not
-    switch raises no error.
+    Without `share`, the package replaces the deployed package and any candidate. It is then on probation, if it
+    replaces a package of the same model: servers roll it back if it fails. With `share`, the package runs beside the
+    deployed one and answers this fraction of the requests, at least 0 and below 1. With 0, its answers are only
+    compared. A candidate replaces an earlier one, and ends the probation of the deployed package. Writes the deployment
+    file, its history and the cache of recent packages. Then waits up to 5 seconds for the project's server to switch. A
+    server that does not switch raises no error.
 
     Raise GateFailed if the package has no passing verdict or measured cost, if a gate fails, or if a candidate does not
     fit the deployed package. Raise PackageError if the package is damaged, lacks a required signature, or cannot be
     loaded. Raise ContractMismatch if the definitions are not applied, or features that the package reads have changed.
     Raise DataError if nothing was exported, and DependencyError if another deployment is in progress.
     """
+    if share is not None and not 0 <= share < 1:
+        raise RequestError("deployment", f"the share is {share:g}", expected="a number of at least 0 and below 1")
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
     require_release(project, declared)
     contract, store = project.applied(), project.offline_store()
     package = artifacts.last_package()
-    views = {view for view, _ in contract.read(declared.student.name)}
+    views = {view for view, _ in contract.stored_features(declared.student.name)}
     file = verdict_file(project, declared)
     verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
     with _contracts(project) as contracts:
@@ -81,12 +85,13 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
 
 
 def promote(project: Project) -> ReleaseReport:
-    """Replace the deployed package by the candidate, on probation for `probation_seconds` of the serving profile.
+    """Replace the deployed package by the candidate, the package that runs beside it on trial.
 
-    During probation, servers may roll it back. Writes the deployment file and its history, then waits up to 5 seconds
-    for the project's server to switch. Raise GateFailed without a candidate, or if a server has rejected it. Raise
-    PackageError if its package is gone or damaged, or lacks the required signature. Raise ContractMismatch if features
-    that the package reads have changed, and DependencyError if another deployment is in progress.
+    For the next `probation_seconds` of the serving profile, servers roll it back if it fails. Writes the deployment
+    file and its history, then waits up to 5 seconds for the project's server to switch. Raise GateFailed if there is no
+    candidate, or a server has rejected it. Raise PackageError if its package is gone or damaged, or lacks the required
+    signature. Raise ContractMismatch if features that the package reads have changed, and DependencyError if another
+    deployment is in progress.
     """
     with _contracts(project) as contracts:
         done = releases.promote(
@@ -100,12 +105,12 @@ def promote(project: Project) -> ReleaseReport:
 
 
 def rollback(project: Project, to: str | None = None) -> ReleaseReport:
-    """Remove the candidate package, or restore the previous deployment if no candidate exists.
+    """Remove the candidate (the package on trial). If there is none, restore the deployment before the current one.
 
-    With `to`, a digest prefix, restore that deployment and remove a candidate, too. After an automatic rollback, `to`
-    is required. Writes the deployment file and its history, then waits up to 5 seconds for the project's server to
-    switch. Raise GateFailed if no earlier deployment exists, or `to` does not name exactly one of them. Raise
-    PackageError, ContractMismatch and DependencyError in the same cases as `promote`.
+    With `to`, the start of a package's digest, restore that package's deployment and also remove a candidate. After an
+    automatic rollback, `to` is required. Writes the deployment file and its history, then waits up to 5 seconds for the
+    project's server to switch. Raise GateFailed if no earlier deployment exists, or `to` does not name exactly one of
+    them. Raise PackageError, ContractMismatch and DependencyError in the same cases as `promote`.
     """
     key = project.public_key
     with _contracts(project) as contracts:
@@ -114,12 +119,12 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 
 
 def undo(project: Project, deployment: Deployment, why: str) -> bool:
-    """Restore the deployment before `deployment` because it is worse, and record the reason `why`.
+    """Restore the deployment that `deployment` replaced, after monitoring found that the new package is worse.
 
-    Called by monitoring, also after the probation. Does not wait for servers to switch. Return False, and change
-    nothing, if `deployment` is no longer deployed or never had a probation. Raise PackageError if the earlier package
-    is gone or damaged, or lacks the required signature. Raise ContractMismatch if features that it reads have changed,
-    and DependencyError if another deployment is in progress.
+    `why` is the reason, for the deployment file and its history. Works after the probation, too. Does not wait for
+    servers to switch. Return False, and change nothing, if `deployment` is no longer deployed or never had a probation.
+    Raise PackageError if the earlier package is gone or damaged, or lacks the required signature. Raise
+    ContractMismatch if features that it reads have changed, and DependencyError if another deployment is in progress.
     """
     with _contracts(project) as contracts:
         return releases.undo(

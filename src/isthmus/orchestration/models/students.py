@@ -50,13 +50,14 @@ if TYPE_CHECKING:
 def distill(
     project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
 ) -> "DistillationReport":
-    """Train teacher, reference, student and control on the last training set, and write the student's documents.
+    """Train the models of a distillation on its last training set, and write the documents about the new student.
 
-    The reference, only for tabular models, is a teacher that reads the student's features. The control is a student
-    without a teacher. The student becomes the latest one of its distillation. Without `again`, an existing student is
-    used if nothing has changed since its training. SIGINT or SIGTERM raises Stopped; the same call then continues the
-    training. Raise DataError for an unusable training set, and an IsthmusError if training fails. Raise
-    ConfigurationError for an invalid declaration or, after saving the student, for a gate on an unknown metric.
+    The models are the teacher, the student, a control (the student trained without a teacher) and, for tabular data, a
+    reference (a teacher that reads only the student's features). The student becomes the last one of its distillation,
+    which `export` packages. Nothing is trained if nothing has changed since the last training, unless `again` is true.
+    SIGINT or SIGTERM raises Stopped; the same call then continues the training. Raise DataError for an unusable
+    training set, and an IsthmusError if training fails. Raise ConfigurationError for an invalid declaration or, after
+    saving the student, for a gate on an unknown metric.
     """
     _limit_spinning()
     with extra("distill"):
@@ -82,12 +83,13 @@ def distill(
 def search(
     project: Project, name: str | None = None, *, trials: int | None = None, progress: Progress = silent
 ) -> "SearchReport":
-    """Train and measure the students that a distillation's `search` declares, and write a page about them.
+    """Search for the best student: train and measure the variants that `search` of a distillation declares.
 
-    `trials` is the total number of trials, including trials of earlier calls; by default the declared number. The
-    distillation's own student stays as it is. Raise DataError for an unusable training set or journal. Raise
-    ConfigurationError for a missing or invalid declaration. Raise DependencyError if another process runs this search,
-    or a library or disk space is missing.
+    Writes a page about them. `trials` is the total number of variants, including those of earlier calls; by default the
+    declared number. The student of the distillation does not change. SIGINT or SIGTERM raises Stopped; the same call
+    then continues the search. Raise DataError for an unusable training set or a damaged journal, and GateFailed if the
+    first loss is not finite. Raise ConfigurationError for a missing or invalid declaration. Raise DependencyError if
+    another process runs this search, or a library or disk space is missing.
     """
     _limit_spinning()
     with extra("search"):
@@ -202,13 +204,13 @@ def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan
 
 
 def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":
-    """Export the last student as a package in the state folder, and sign it if the project has a signing key.
+    """Export the last student as a package for servers and devices, and sign it if the project has a signing key.
 
-    Also measures serving on this host and writes the student's documents. The package becomes the last one of its
-    distillation only if no error is raised. Raise GateFailed if a gate fails, or a file is too slow, too large or too
-    different from the student. Raise ContractMismatch if the definitions are not applied or the student is outdated.
-    Raise DataError if the student or its training set is missing, and PackageError if the package lacks the required
-    signature. Raise ConfigurationError if a runtime or the signing key cannot be used.
+    Also measures serving on this host and writes the documents about the student. The package, in the state folder,
+    becomes the last one of its distillation only if no error is raised. Raise GateFailed if a gate fails, or a file is
+    too slow, too large or too different from the student. Raise ContractMismatch if the definitions are not applied or
+    the student is outdated. Raise DataError if the student or its training set is missing, and PackageError if the
+    package lacks the required signature. Raise ConfigurationError if a runtime or the signing key cannot be used.
     """
     with extra("mobile"):
         from isthmus.distill.export.export import export as run
@@ -241,11 +243,6 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
 
 @contextmanager
 def parity(project: Project, declared: Distillation, package: Package) -> "Iterator[Parity]":
-    """Yield a `Parity`, which compares a package with the last student on the training set of the package.
-
-    Modules of the project can be imported during the block. Raise DataError if the student or training set is missing,
-    PackageError if the package has another student, and ContractMismatch if the student is outdated.
-    """
     with extra("distill"):
         from isthmus.distill.export.parity import Parity
     artifacts = Artifacts(project, declared)
@@ -257,10 +254,10 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
 
 @contextmanager
 def student_of_package(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
-    """Yield the student from which a package was exported, with its task. The package's contract may be outdated.
+    """Load the PyTorch student from which a package was exported, with its task, to score rows during the block.
 
-    Modules of the project can be imported during the block. Raise DataError if the student or training set is missing.
-    Raise ContractMismatch if the definitions are not applied, or the declaration has changed since the training.
+    The contract of the package may be outdated. Raise DataError if the student or its training set is missing. Raise
+    ContractMismatch if the definitions are not applied, or the declaration has changed since the training.
     """
     with extra("distill"):
         from isthmus.distill.restore import restore
@@ -275,12 +272,12 @@ def student_of_package(project: Project, declared: Distillation, package: Packag
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
-    """Run the last package's golden cases in each runtime, in order, and compare the outputs with the last student's.
+    """Run the last package in each of several runtimes, and compare its outputs with those of its PyTorch student.
 
-    Golden cases are inputs with known outputs. `runtimes` maps names to factories, each called just before its runtime
-    is used. The result reports deviations and missing runtimes; neither raises an error. Raise DataError if package,
-    student or training set is missing. Raise PackageError if the package is of another student, and ContractMismatch if
-    the student is outdated.
+    `runtimes` maps names to factories, each called just before its runtime is used. The inputs are the package's golden
+    cases (inputs with known outputs). Deviations and runtimes that are not installed are part of the result and raise
+    no error. Raise DataError if package, student or training set is missing. Raise PackageError if the package was
+    exported from another student or has other golden cases, and ContractMismatch if the student is outdated.
     """
     with extra("distill"):
         from isthmus.distill.export.ladder import compare_forms
@@ -300,7 +297,6 @@ def _package_of(artifacts: Artifacts, student: str) -> Path | None:
 
 
 def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
-    """Return the metrics of the last student's gates. Raise GateFailed if a gate fails, DataError without a student."""
     return _require_gates(declared, Artifacts(project, declared).last_report())
 
 
@@ -316,10 +312,6 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
 
 
 def require_costs(project: Project, declared: Distillation) -> None:
-    """Check that the last package has a measured training cost, and a serving cost for the current serving profile.
-
-    Raise GateFailed if a cost is missing or has other settings, DataError if the package or its student is missing.
-    """
     from isthmus.distill.reports.boundarycard import require_boundary
 
     artifacts = Artifacts(project, declared)

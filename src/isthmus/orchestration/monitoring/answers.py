@@ -67,12 +67,13 @@ class PackageAnswers:
 def read_answers(
     project: Project, declared: Distillation, columns: Sequence[Column], keys: Callable[[str], Sequence[Any]]
 ) -> list[PackageAnswers]:
-    """Read a distillation's recorded predictions: one entry per package and precision, the last to answer first.
+    """Read a distillation's recorded predictions, to compare them with labels: one entry per package and precision.
 
-    `columns` are the columns to read from requests. `keys` takes the name of a private join key and returns all its
-    known values, to resolve its recorded hashes. Skips answers to callers that `[monitor] callers`, if set, does not
-    name. Answers of a package that is gone count only if the project has one distillation. Requests that cannot be read
-    raise no error: see `PackageAnswers.unread`. Raise DataError if the table cannot be read.
+    The package that answered last comes first. `columns` are the join keys and request fields to take from the
+    requests. Private join keys are recorded as hashes: `keys` takes the name of a join key and returns its known
+    values, to find the value of each hash. Skips answers to callers that `[monitor] callers`, if set, does not name.
+    Answers of a package that is gone count only if the project has one distillation. Requests that cannot be read raise
+    no error: see `PackageAnswers.unread`. Raise DataError if the table cannot be read.
     """
     rows = ServedAnswers(project).read(route="predict", callers=project.settings.monitor.callers, columns=_READ)
     models = _model_name_lookup(project)

@@ -28,11 +28,6 @@ def require_bounds(result: Production, page: Path) -> None:
 
 
 def problems(result: Production) -> Mapping[str, list[str]]:
-    """Return the sentences about failures of each check. A check passes if its list is empty.
-
-    The check `KEEPS` lists broken bounds, and a rollback or its failure. The check `LIKE` lists drifted inputs of the
-    first package, which is the deployed one if it has answers.
-    """
     broken = [f"{value_text(bound)}, expected {limits_text(bound)}" for bound in result.bounds if bound.broken]
     drifted = [
         f"{found.name} has drifted: {', '.join(found.exceeded)}; psi {found.psi:.3g}"
@@ -45,10 +40,11 @@ def problems(result: Production) -> Mapping[str, list[str]]:
 
 
 def check_bound(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
-    """Check a bound on production quality against a package: its overall value, and its newest weekly value.
+    """Check a bound that a distillation declares on its production quality, such as a smallest AUC, for one package.
 
-    The bound is broken if the whole 95 % interval of a value violates it. A missing package or measure does not break
-    it. A bound on slices is checked against `slices` alone. Pass all slices, because their number widens the intervals.
+    The bound applies to the quality of all answers and to that of the newest week that has the measure. It is broken if
+    the whole 95 % interval of one of them is outside. A missing package or measure does not break it. A bound on slices
+    applies to `slices` only. Pass all slices, because their number widens the intervals.
     """
     measure = bound.metric.partition(".")[2]
     result = Bound(measure=measure, at_least=bound.at_least, at_most=bound.at_most)

@@ -26,16 +26,17 @@ _PLACE = "place"
 CHANCE = 1e-4
 
 
-def losses(
+def deployment_losses(
     project: Project, declared: Distillation, deployment: Deployment | None, answers: PackageAnswers, labels: Array,
     chosen: Mask,
 ) -> tuple[QualityLoss, ...]:  # fmt: skip
-    """Compute the quality that the current deployment loses against the previous one, for each declared loss bound.
+    """Compute how much quality the deployed package loses against the previous one, for each declared loss bound.
 
-    Runs the previous package on all labeled answers since the deployment, with the same stored rows. `labels` and the
-    mask `chosen` of the labels that count have one entry per row of `answers`. A loss has no value if there is no
-    package to go back to, or too few labels. The result is empty if no such bound is declared, nothing is deployed, or
-    `answers` come from another package or precision. Raise PackageError if the previous package is gone or damaged.
+    Runs the previous package on the stored rows of all labeled answers since the deployment. `answers` has the recorded
+    answers, `labels` the label of each of their rows, and `chosen` the mask of labels that count. A loss has no value
+    if there is no package to go back to, or too few labels. The result is empty if the distillation declares no loss
+    bound, nothing is deployed, or `answers` come from another package or precision. Raise PackageError if the previous
+    package is gone or damaged.
     """
     bounds = bounds_on(declared.bounds, LOST)
     if not bounds or deployment is None or (answers.package, answers.precision) != deployment.runtime_key[:2]:
@@ -58,9 +59,10 @@ def losses(
 
 
 def rescore(served: ServedAnswers, answers: pa.Table, model: DeployedModel) -> Array:
-    """Run a model on the rows of recorded predictions. Return float64 (n, outputs of the model), in the rows' order.
+    """Run another model on the rows of recorded predictions, to compare it with the model that answered.
 
-    A row is NaN if its request cannot be read, or if its stored row, its contract or an input of this model is missing.
+    An answer can have several rows. Return float64 (n, outputs of the model) for the n rows of all answers, in order. A
+    row is NaN if its request cannot be read, or if its stored row, its contract or an input of `model` is missing.
     """
     count = answers["rows"].to_numpy().astype(np.int64)
     starts = np.cumsum(count) - count
@@ -89,13 +91,8 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
     return msgspec.structs.replace(known, value=found.value, least=found.least(CHANCE))
 
 
-def roll_back_if_worse(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
-    """Roll back a deployment if one of its losses is significantly above its bound, and record the reason.
-
-    Return a sentence about the rollback, or "" if no loss exceeds its bound or the deployment is no longer in force. A
-    rollback that fails raises no error; the sentence then describes it.
-    """
-    loss = next((loss for loss in found if loss.beyond), None)
+def roll_back_if_worse(project: Project, deployment: Deployment, losses: Sequence[QualityLoss]) -> str:
+    loss = next((loss for loss in losses if loss.beyond), None)
     if loss is None:
         return ""
     try:

@@ -36,12 +36,13 @@ SCORE = "score"
 def served_drift(
     project: Project, declared: Distillation, folder: Path, answered: PackageAnswers
 ) -> tuple[int, tuple[InputDrift, ...]]:
-    """Return the start of the compared week (microseconds), and the drift of each model input and of the scores.
+    """Measure how far the recent inputs and scores of a package have drifted from its training set.
 
-    At most 65,536 recent answers are compared with at most 65,536 rows of the training set of the package in `folder`.
-    The week ends with the latest answer. Answers under another contract than the latest one's are left out. The usual
-    variation is measured between parts of the training set that cover as much time as the answers. Raise IsthmusError
-    if the training set, the contract or a table is gone, or the tables lack all rows that Redis returned.
+    Compares the answers of the week up to the latest answer with the training set of the package in `folder`, with at
+    most 65,536 rows of each. Answers under another contract than the latest one's are left out. Drift is judged against
+    the usual variation between parts of the training set that cover as much time as the answers. Return the start of
+    the week, in microseconds since 1970 UTC, and the drift of each input and of the score. Raise IsthmusError if the
+    training set, the contract or a table is gone, or the tables lack all rows that Redis returned.
     """
     at = micros(answered.part["at"])
     at = np.where(at <= project.now(), at, 0)  # its clock is ahead

@@ -35,7 +35,6 @@ Measuring = Callable[[Array, Array], Measures]
 
 
 def main_measure(declared: Distillation) -> tuple[str, bool]:
-    """Return the main quality measure of a label, and True if higher is better. Raise RequestError if it has none."""
     label = declared.label
     if isinstance(label, Binary):
         return "auc", True
@@ -56,7 +55,6 @@ def measuring(declared: Distillation) -> Measuring:
 
 
 def numeric_labels(declared: Distillation, column: pa.ChunkedArray) -> Array:
-    """Return labels as float64, NaN for null. Raise DataError if a label is not finite, or a binary one not 0 or 1."""
     values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
     binary = isinstance(declared.label, Binary)
     fits = (values == 0) | (values == 1) if binary else np.isfinite(values)
@@ -81,7 +79,6 @@ def quality(measured: Measuring, labels: Array, outputs: Array, chosen: Mask) ->
 
 
 def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: Ints) -> tuple[Week, ...]:
-    """Measure each ISO week (UTC) that has answers, earliest first. `at` has times in microseconds since 1970 UTC."""
     number = (at - _MONDAY) // (7 * _DAY)
     found = []
     for week in np.unique(number).tolist():
@@ -95,11 +92,6 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
 def slices(
     measured: Measuring, labels: Array, outputs: Array, chosen: Mask, columns: pa.Table, decides: tuple[str, bool]
 ) -> tuple[SliceQuality, ...]:
-    """Measure the quality of slices of the answers: rows with the same value or quartile of a column.
-
-    The worst comes first. `chosen` is the mask of the labels that count. Slices with fewer than 100 labeled rows are
-    left out. `decides` has the name of the measure that ranks the slices, and True if higher is better.
-    """
     name, more = decides
     found = []
     for column in columns.column_names:

@@ -49,12 +49,13 @@ CODES: Mapping[Without, int] = {why: code for code, why in enumerate(Without)}
 
 
 def match_labels(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, tolerance: int, now: int) -> LabelMatches:
-    """Match answers with the rows of a spine (labeled examples) that have equal columns and are nearest in time.
+    """Find the label of each recorded answer: the row of `spine` with equal columns that is nearest in time.
 
-    The compared columns are all columns of `answers`. `at` has the times of the answers in microseconds since 1970 UTC.
-    A matched row's event time is at most `tolerance` microseconds away; in a tie, the earlier time wins. If several
-    rows have that time, the row that became known last by `now` counts. If two such rows became known together, the
-    answer has no label. An answer also has no label if one for that time was known when the answer was given.
+    All columns of `answers` are compared. `at` has the time of each answer in microseconds since 1970 UTC. The event
+    time of the row is at most `tolerance` microseconds from it; in a tie, the earlier time wins. If several rows have
+    that time, the row counts whose label became known last, up to `now` (microseconds since 1970 UTC). An answer has no
+    label if two such rows became known together, or if a label for that time was already known when the answer was
+    given. `label` is the name of the label column.
     """
     rows = _distinct(spine.select(list(dict.fromkeys([*answers.column_names, EVENT, KNOWN, label]))))
     event = micros(rows[EVENT])
@@ -98,10 +99,11 @@ def _places(spine: pa.Table, rows: pa.Table) -> Ints:
 
 
 def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000) -> Mask:
-    """Mark answers whose time is ambiguous, because their server's clock was set back and passed that time twice.
+    """Mark answers whose time is ambiguous because the clock of their server was set back, so that they get no label.
 
-    `run` has the process of each answer, `sequence` its number in the process, and `at` its time in microseconds.
-    Backward steps below `slack` microseconds are ignored: a slow request ends after faster ones that began later.
+    Each answer has the index of its server process in `run`, its sequence number in that process in `sequence`, and its
+    time in `at`, in microseconds since 1970 UTC. Backward steps of up to `slack` microseconds are ignored: a slow
+    request ends after faster ones that began later.
     """
     twice = np.zeros(len(at), bool)
     order = np.lexsort((sequence, run))
@@ -117,5 +119,4 @@ def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000
 
 
 def nearest_answers(matches: LabelMatches, at: Ints) -> Mask:
-    """Mark the answer nearest in time to each matched label, so that a label counts once; in a tie, the earliest."""
     return nearest_per_match(np.where(matches.why < 0, matches.row, -1), matches.distance, at)

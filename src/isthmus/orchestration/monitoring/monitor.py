@@ -34,7 +34,7 @@ from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.monitoring import figures
 from isthmus.orchestration.monitoring.answers import PackageAnswers, package_folder, read_answers
 from isthmus.orchestration.monitoring.bounds import check_bound
-from isthmus.orchestration.monitoring.deploymentloss import losses, roll_back_if_worse
+from isthmus.orchestration.monitoring.deploymentloss import deployment_losses, roll_back_if_worse
 from isthmus.orchestration.monitoring.drift import served_drift
 from isthmus.orchestration.monitoring.labels import CODES, LabelMatches, Without, match_labels, nearest_answers
 from isthmus.orchestration.monitoring.page import page, page_file
@@ -53,13 +53,14 @@ _SLICED = ("Bool", "Int32", "Int64", "Float32", "Float64", "String")
 
 
 def monitor(project: Project, name: str | None = None, *, progress: Progress = silent) -> Production:
-    """Measure a distillation's recorded answers: their quality by the labels known by now, and the drift of its inputs.
+    """Measure a distillation in production: the quality of recorded answers by known labels, and the drift of inputs.
 
-    Collects recorded answers, computes the spine (table of labels) again, and writes `production_file` and an HTML page
-    beside it. Rolls the deployment back if it loses more quality than its bounds allow. The first package of the result
-    is the deployed one, if it has answers. A broken bound raises no error; see `require_bounds`. Raise RequestError if
-    this kind of label cannot be measured, and ContractMismatch if the definitions are not applied. Raise DataError if
-    the answers or the spine cannot be read, or a label is invalid.
+    Collects recorded answers first, computes the spine (the table with the labels) again, and writes the result to
+    `production_file`, with an HTML page beside it. Rolls the deployment back if it loses more quality than its bounds
+    allow. The first package of the result is the deployed one, if it has answers. A broken bound raises no error: call
+    `require_bounds` with the result. Raise RequestError if this kind of label cannot be measured, and ContractMismatch
+    if the definitions are not applied. Raise DataError if the answers or the spine cannot be read, or a label is
+    invalid.
     """
     declared = project.distillation(name)
     decides = figures.main_measure(declared)
@@ -117,8 +118,8 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 def follow(project: Project, name: str | None, say: Callable[[str], None], stopped: Event | None = None) -> None:
     """Call `monitor` every hour until the event `stopped` is set, or forever if `stopped` is None.
 
-    If `name` is None, all distillations whose labels can be measured are monitored. Broken bounds, rollbacks and errors
-    go to `say` and do not end the loop.
+    If `name` is None, all distillations whose labels can be measured are monitored. `say` gets a sentence about each
+    broken bound, rollback and error; none of them ends the loop.
     """
     names = [name] if name is not None else list(project.definitions.distillations)
 
@@ -188,7 +189,7 @@ def _package(
             unknown.append(f"drift is not known: {error}")
     lost: tuple[QualityLoss, ...] = ()
     try:
-        lost = losses(project, declared, work.deployment, answers, row_labels, chosen)
+        lost = deployment_losses(project, declared, work.deployment, answers, row_labels, chosen)
     except IsthmusError as error:
         unknown.append(f"the loss against the previous package is not known: {error}")
     quality = PackageQuality(

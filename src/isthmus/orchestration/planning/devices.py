@@ -63,12 +63,10 @@ class Device(_Figures):
     note: str = ""
 
     def rate(self, precision: Precision) -> float | None:
-        """Return operations per second, None if unsupported. Without a known peak, int8 gets the peak of fp32."""
         peak: float | None = getattr(self.peak, precision)
         return self.peak.fp32 if peak is None and precision == "int8" else peak
 
     def part(self, threads: int) -> "Device":
-        """Return this CPU with `threads` cores and their share of its speed. A GPU or smaller CPU stays unchanged."""
         if self.kind != "cpu" or threads >= self.cores:
             return self
         share = threads / self.cores
@@ -80,10 +78,10 @@ _DEVICES = TypeAdapter(dict[_Name, Device])
 
 
 def catalog(root: Path, priced: Iterable[str]) -> dict[str, Device]:
-    """Return the built-in devices by name, extended and replaced by those in the project's `devices.toml`, if any.
+    """Load the devices to plan for, by name: built-in ones, and those in `devices.toml` in the project's folder `root`.
 
-    `priced` has the names in the project's price list. Raise one ConfigurationError that lists all wrong figures and
-    all priced names that are not devices.
+    A device in the file replaces a built-in one of the same name. `priced` has the names in the project's price list.
+    Raise one ConfigurationError that lists all wrong figures in the file, and all priced names that are not devices.
     """
     known = _DEVICES.validate_python(tomllib.loads(files(__package__).joinpath(FILE).read_text("utf-8")))
     problems: list[Problem] = []
@@ -121,7 +119,6 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
 
 
 def measure_host(threads: int) -> Device:
-    """Measure the speed of this host for about a second: float32 matrix products and copies of 128 MiB."""
     from threadpoolctl import threadpool_limits
 
     generator = np.random.default_rng(0)

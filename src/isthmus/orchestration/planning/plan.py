@@ -50,11 +50,12 @@ def plan(
     speed: Callable[[int], Device] = measure_host,
     decoding: Probe = probe,
 ) -> dict[str, Any]:
-    """Estimate time and cost of training and serving on each device, as plain data described in docs/plan.md.
+    """Estimate time and cost of training and serving on each device, to choose hardware; as plain data (docs/plan.md).
 
-    Plans all distillations if `name` is None. `rate` is the load in requests per second; None means as many as one
-    device can serve. Calls `speed` and, for language models, `decoding` to measure this host. Writes nothing. Raise
-    DataError if a package is missing, and GateFailed if its costs were not measured with the current serving profile.
+    Plans all distillations if `name` is None. `rate` is the load to serve in requests per second; None means as many as
+    one device can serve. Calls `speed` and, for language models, `decoding` to measure this host; tests replace them.
+    Writes nothing. Raise DataError if a package is missing, and GateFailed if its costs were not measured with the
+    current serving profile.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
     known = catalog(project.root, prices.hour)

@@ -36,7 +36,6 @@ class TimeEstimate:
 
     @property
     def least(self) -> float:
-        """Return the minimum seconds by the roofline model, without overhead."""
         return max(self.compute, self.bandwidth)
 
     @property
@@ -45,7 +44,6 @@ class TimeEstimate:
 
     @property
     def bound(self) -> Bound:
-        """Return the bottleneck: "overhead" if it exceeds `least`, else the slower of "compute" and "bandwidth"."""
         if self.overhead > self.least:
             return "overhead"
         return "compute" if self.compute >= self.bandwidth else "bandwidth"
@@ -58,7 +56,6 @@ class TimeEstimate:
 
 
 def roofline(work: Work, device: Device, precision: Precision, overhead: float = 0.0) -> TimeEstimate | None:
-    """Estimate the time of work on a device, with `overhead` seconds per call; None if the precision is unsupported."""
     rate = device.rate(precision)
     if rate is None:
         return None
@@ -70,11 +67,11 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
     )
 
 
-def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
-    """Return the number of rows of the smallest compute-bound batch, or None if no batch is compute-bound.
+def rows_to_ridge(flops: float, fixed: float, bytes_per_row: float, ridge: float) -> int | None:
+    """Return the smallest batch size, in rows, that is limited by computing and not by memory; None if no batch is.
 
-    `flops` and `each` are operations and bytes per row. `fixed` is bytes per batch, for example of the weights. `ridge`
-    is the operations per byte above which the device is compute-bound.
+    `flops` and `bytes_per_row` are operations and bytes per row. `fixed` is bytes per batch, for example of the
+    weights. `ridge` is the operations per byte above which the device is limited by computing.
     """
-    gained = flops - ridge * each
+    gained = flops - ridge * bytes_per_row
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

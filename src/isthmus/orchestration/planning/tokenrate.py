@@ -22,7 +22,6 @@ Probe = Callable[["Sizes", Precision, int, int], "Speed"]
 
 
 def probe(sizes: "Sizes", precision: Precision, threads: int, prompt: int) -> "Speed":
-    """Measure for some seconds how fast this host reads `prompt` tokens and decodes, with a model of these sizes."""
     with extra("text"):
         from isthmus.distill.decoder.probes import Probes
     return Probes(sizes, precision, threads, prompt).speed()
@@ -43,10 +42,6 @@ class TextModel:
 
     @classmethod
     def of(cls, artifacts: Artifacts, manifest: Manifest, serving: Mapping[str, Any]) -> "TextModel | None":
-        """Return the language model of a package, None if its task is not causal.
-
-        `serving` is the measured serving cost.
-        """
         task = artifacts.declared.task
         if not isinstance(task, Causal):
             return None
@@ -66,10 +61,6 @@ class TextModel:
         )
 
     def plan(self, devices: Mapping[str, Device], threads: int, measure: Probe = probe) -> dict[str, Any]:
-        """Estimate tokens per second on `threads` cores of each CPU, by precision, as plain data (docs/plan.md).
-
-        Calls `measure` for each precision to measure this host.
-        """
         left_out = {name: "the serving runtime needs a CPU" for name, each in devices.items() if each.kind != "cpu"}
         left_out |= dict.fromkeys(self.others, "its runtime is not measured")
         cpus = {name: device.part(threads) for name, device in devices.items() if name not in left_out}

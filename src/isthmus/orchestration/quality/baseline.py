@@ -41,12 +41,14 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
 
-def write(
+def write_statistics(
     training_set: TrainingSet, columns: Sequence[Column], histories: Sequence[ViewHistory], offline: OfflineStore
 ) -> None:
-    """Measure a training set and the tables that it was joined from, and write the statistics to its folder.
+    """Measure the rows of a training set and of the tables that it was joined from, and save the statistics with it.
 
-    `columns` are the inputs to measure. `histories` are the tables, measured up to the set's last event time.
+    The statistics go to the training set's folder. Later drift checks compare new rows with them. `columns` are the
+    model inputs to measure. `histories` are the offline tables of the views. Of the tables, only rows up to the last
+    event time of the training set count.
     """
     examples = ds.dataset(training_set.path / DATA)
     times = [pc.max(batch["event_timestamp"]).value for batch in read(examples, ["event_timestamp"])]
@@ -68,7 +70,6 @@ def write(
 
 
 def has_statistics(training_set: TrainingSet) -> bool:
-    """Return True if the statistics of a training set exist and can be read. Otherwise `write` must run again."""
     try:
         _read(training_set.path)
     except (OSError, ValueError, msgspec.MsgspecError):
@@ -81,10 +82,10 @@ def _read(folder: Path) -> TrainingStatistics:
 
 
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
-    """Return the statistics of a view's table that the latest training set of each distillation saved, to detect drift.
+    """Return the statistics of a view's table as of the latest training set of each distillation.
 
-    Skips distillations without statistics, and training sets that did not join this version of the view. Raise
-    DataError if statistics cannot be read.
+    Drift checks compare new rows with them. Skips distillations without statistics, and training sets that did not join
+    this version of the view. Raises DataError if saved statistics are damaged.
     """
     references = []
     for name in project.definitions.distillations:

@@ -16,22 +16,19 @@ from isthmus.orchestration.quality.baseline import references
 
 
 def require(findings: Sequence[Finding], part: Days | None = None) -> None:
-    """Raise one GateFailed that lists all broken expectations, if there are any.
-
-    `part` has the checked days (None: all).
-    """
     if broken := [str(finding) for finding in findings if not finding.passed]:
         scope = "" if part is None else f"of {part}, "
         remedy = f"fix the transform, its sources or the expectation; {scope}nothing was written"
-        raise failure("build", broken, remedy)
+        raise gate_error("build", broken, remedy)
 
 
 def require_online(
     project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory], where: str = "materialize"
 ) -> None:
-    """Check all expectations of the views in `histories` before their rows go to Redis or devices.
+    """Check all expectations of views before their rows go to Redis or to devices. Raise GateFailed if any is broken.
 
-    Raise one GateFailed that lists the broken expectations. `where` is the step that its message names.
+    The error lists all broken expectations. `histories` has the offline table of each view by name. `where` names the
+    caller's step in the message.
     """
     # The check when a table is built is not enough: a build of a range checks only its own days, and rows may have
     # become too old since.
@@ -41,14 +38,15 @@ def require_online(
             broken += [str(finding) for finding in findings(project, name, history.data) if not finding.passed]
     if broken:
         remedy = "run `isthmus features quality`, then fix the rows or the expectation; nothing was written"
-        raise failure(where, broken, remedy)
+        raise gate_error(where, broken, remedy)
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
-    """Check a view's expectations on `data`, and return the findings. Broken expectations raise nothing.
+    """Check the expectations of a view on rows of its table, and return the results, passed or broken.
 
-    Set `part` if `data` has only some days: then only expectations on single rows are checked. If `data` is None, the
-    result is empty. Raise DataError if the statistics of a training set cannot be read.
+    `data` has the rows; the result is empty if it is None. Set `part` if `data` covers only some days of the table:
+    then only expectations on single rows are checked. To raise an error for broken expectations, pass the result to
+    `require`. Raises DataError if the saved statistics of a training set cannot be read.
     """
     expectations = project.definitions.views[view].expectations
     if part:
@@ -59,8 +57,7 @@ def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *,
     return check(contract, expectations, data, now=project.now(), references=references(project, contract))
 
 
-def failure(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:
-    """Return, but do not raise, one GateFailed that lists the sentences in `wrong`. `where` names the failed step."""
+def gate_error(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:
     if len(wrong) == 1:
         return GateFailed(where, wrong[0], remedy=remedy)
     problems = f"{len(wrong)} problems" + "".join(f"\n  - {sentence}" for sentence in wrong)

@@ -80,13 +80,16 @@ def quality(
     drift: bool = True,
     progress: Progress = silent,
 ) -> QualityReport:
-    """Measure the offline tables of views (default: all): statistics, expectations and drift. Writes nothing.
+    """Measure the offline tables of views (default: all), and return statistics, results of expectations, and drift.
 
-    With `drift`, new rows are compared with the rows that the table had at each distillation's latest training set. New
-    rows have event times after `since` (default: the training set's last event time) up to `until`. Times without a
-    zone are UTC. Broken expectations and drift are reported, not raised: see `require_quality`. Raise RequestError for
-    an unknown view, or if `since` is not before `until`. Raise ContractMismatch if the definitions are not applied or a
-    table has another contract, and DataError if a table is missing, or a table or statistics are damaged.
+    Writes nothing. Broken expectations and drift are only reported; `require_quality` raises an error for them. With
+    `drift`, compares new rows with the rows that the table had at each distillation's latest training set. New rows
+    have event times after `since` (default: the last event time of that training set) and at most `until` (default: no
+    limit). Times without a zone are UTC.
+
+    Raises RequestError for an unknown view, or if `since` is not before `until`. Raises ContractMismatch if the
+    definitions are not applied or a table has another contract. Raises DataError if a table is missing, or a table or
+    statistics are damaged.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
                   for time in (since, until))  # fmt: skip
@@ -111,7 +114,7 @@ def quality(
 
 def require_quality(report: QualityReport) -> None:
     if wrong := [*map(str, report.broken()), *report.drifted()]:
-        raise gate.failure("quality", wrong, "check the rows and their sources; if the world has changed, run "
+        raise gate.gate_error("quality", wrong, "check the rows and their sources; if the world has changed, run "
                            "`isthmus features training-set`")  # fmt: skip
 
 

@@ -64,7 +64,6 @@ def quality_blocks(report: QualityReport) -> Iterator[Block]:
 
 
 def features_table(statistics: ViewStatistics) -> TableBlock:
-    """Return a table with a row per feature. Categorical features show their most frequent category as `median`."""
     rows: list[list[Text]] = []
     for name, feature in statistics.features.items():
         nulls = f"{feature.nulls / feature.rows:.1%}" if feature.rows else "-"

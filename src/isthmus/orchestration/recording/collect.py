@@ -20,7 +20,14 @@ from isthmus.orchestration.recording.table import RecordedAnswers, answers_of
 from isthmus.orchestration.server.collect import run_every
 from isthmus.package.manifest import open_package, read_contract
 from isthmus.serving.deployment.cache import folder_of
-from isthmus.serving.recorder.batch import AnswerBatch, DamagedBatchError, OtherVersionError, batches, count, size
+from isthmus.serving.recorder.batch import (
+    AnswerBatch,
+    DamagedBatchError,
+    OtherVersionError,
+    batches,
+    count,
+    table_bytes,
+)
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import SUFFIX, is_complete, note_collected, segments
 
@@ -69,11 +76,12 @@ class _Problems:
 
 
 def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) -> CollectedAnswers:
-    """Move every readable answer from the spool (the servers' folder of new answers) to the table, exactly once.
+    """Move recorded answers from the servers' spool files to the table of recorded answers, each exactly once.
 
-    Also saves the contracts of the answers. Deletes answers older than `keep_days` (a setting) from the table, and
-    spool files that are collected and closed. Moves damaged files to `damaged_folder`. Files of another version stay in
-    the spool. `problems` of the result lists these files; they raise no error. Each commit has about `lot` answers.
+    Also saves the contracts of the answers for replays, and deletes answers older than the setting `keep_days` from the
+    table. Deletes spool files that are collected and that no server writes to any more. Moves such files to
+    `damaged_folder` if they are damaged. Files of another version of Isthmus stay in the spool. `problems` of the
+    result lists damaged files and files of another version; they raise no error. Commits about `lot` answers at a time.
     Waits while another process collects. After a DataError, the spool still has the answers that are not in the table.
     """
     table = RecordedAnswers.of(project)
@@ -107,7 +115,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
                 last[batch.run] = max(before, batch.number)
                 waiting.batches.append(batch)
                 waiting.answers += count(batch)
-                waiting.size += size(batch)
+                waiting.size += table_bytes(batch)
                 if waiting.answers >= lot or waiting.size >= BYTES:
                     answers += _commit(project, table, waiting, last)
                     waiting = _Lot()
@@ -125,10 +133,6 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Call `collect` every `history_seconds` (a setting) until `stopped` is set, or forever if `stopped` is None.
-
-    New problems and errors go to `say` and do not end the loop.
-    """
     run_every(lambda: "\n".join(collect(project).problems), project.settings.stores.history_seconds, say, stopped)
 
 
@@ -150,7 +154,6 @@ def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[s
 
 
 def missing_answer_error(project: Project, identity: str) -> RequestError:
-    """Return, but do not raise, a RequestError that explains why the table of recorded answers lacks this id."""
     run, _, number = identity.rpartition("-")
     where = f"answer {identity}"
     try:
@@ -204,7 +207,6 @@ def contracts_folder(project: Project) -> Path:
 
 
 def keep_contracts(project: Project, hashes: set[str]) -> None:
-    """Save contracts by hash to `contracts_folder`, for replays. Skip contracts that are saved already, or gone."""
     folder = contracts_folder(project)
     missing = {known for known in hashes if not (folder / f"{known}.json").exists()}
     if not missing:

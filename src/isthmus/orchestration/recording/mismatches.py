@@ -37,14 +37,15 @@ class Causes:
         self._runtime = runtime()
 
     def runtime(self, group: Group, place: int) -> str:
-        """Describe for a message the libraries and processor that gave answer number `place`, and today's."""
         then = group.answers["runtime"][place].as_py()
         return f"by {then} then, by {self._runtime} now" if then != self._runtime else f"by {then}, as now"
 
     def explain(self, group: Group, name: str) -> Iterator[tuple[int, Cause, str]]:
-        """Yield row index, cause and explanation for each row that Redis returned and that is different in the history.
+        """Explain why rows that Redis returned for recorded answers differ from the rows in the offline history today.
 
-        `name` is the view of the rows. `group` holds recorded answers with their rows, then and now.
+        Yields for each differing row its index in the arrays of `group`, the cause, and a sentence for the user.
+        `group` holds the answers with both sides: the rows that Redis returned, and today's rows. `name` is the view to
+        compare.
         """
         rows = np.flatnonzero(~group.now[name].same(group.then[name]))
         if not len(rows):

@@ -10,11 +10,13 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints, tolerance: int) -> Ints:
-    """Match rows of two tables that have equal values and nearly the same time.
+    """Find for each row of `left` the row of `right` with equal values and the nearest time, such as its training row.
 
-    Returns for each row of `left` the index of its match in `right`, or -1: int64, shape (n,). Both times differ by at
-    most `tolerance`, in the unit of the times. A null equals nothing. Among equally near candidates, the earlier one
-    wins. A row of `right` matches only the nearest row of `left`, or the first of equally near ones.
+    Returns the index of the match in `right`, or -1, for each row of `left`: int64, shape (n,). Both tables have the
+    same columns. `left_times` and `right_times` have the time of each row, in the unit of `tolerance`. The times of a
+    match differ by at most `tolerance`. A row with a null has no match. Of two equally near rows of `right`, the
+    earlier one wins. If several rows of `left` are nearest to the same row of `right`, only the closest one, or the
+    first of several, gets it.
     """
     number, count = number_rows(left, right), len(left)
     for name in left.column_names:
@@ -28,33 +30,32 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
     return result
 
 
-def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Ints]:
-    """Find, for each query, the candidate with the same number that is nearest in time.
+def closest(
+    candidate_numbers: Ints, candidate_times: Ints, query_numbers: Ints, query_times: Ints
+) -> tuple[Ints, Ints]:
+    """Find for each query the candidate with the same number and the nearest time, for example the label of an answer.
 
-    Returns two int64 arrays, one value per query: the index of the candidate (-1 without a candidate), and the distance
-    in time. Candidates are given by their numbers (`number`) and times (`event`), sorted by number, then time. Queries
-    are given by their numbers (`query`) and times (`at`). In a tie, the earlier candidate wins.
+    Candidates have the numbers `candidate_numbers` and the times `candidate_times`, sorted by number, then time.
+    Queries have the numbers `query_numbers` and the times `query_times`. The numbers come from `number_rows`; all times
+    have the same unit. Returns two int64 arrays with a value per query: the index of the candidate, or -1 without a
+    candidate, and the distance in time. Of two equally near candidates, the earlier one wins.
     """
-    times = np.unique(event)
+    times = np.unique(candidate_times)
     width = len(times) + 1
-    moments = number * width + np.searchsorted(times, event)
-    after = np.searchsorted(moments, query * width + np.searchsorted(times, at))
-    best, distance = np.full(len(at), -1), np.full(len(at), _NEVER)
+    moments = candidate_numbers * width + np.searchsorted(times, candidate_times)
+    after = np.searchsorted(moments, query_numbers * width + np.searchsorted(times, query_times))
+    best, distance = np.full(len(query_times), -1), np.full(len(query_times), _NEVER)
     for place in (after - 1, after):
-        valid = (place >= 0) & (place < len(number))
-        valid[valid] = number[place[valid]] == query[valid]
-        gap = np.full(len(at), _NEVER)
-        gap[valid] = np.abs(event[place[valid]] - at[valid])
+        valid = (place >= 0) & (place < len(candidate_numbers))
+        valid[valid] = candidate_numbers[place[valid]] == query_numbers[valid]
+        gap = np.full(len(query_times), _NEVER)
+        gap[valid] = np.abs(candidate_times[place[valid]] - query_times[valid])
         nearer = gap < distance
         best, distance = np.where(nearer, place, best), np.where(nearer, gap, distance)
     return best, distance
 
 
 def nearest_per_match(match: Ints, distance: Ints, at: Ints) -> Mask:
-    """Return a mask that keeps one row per index in `match`: the row with the least `distance`.
-
-    A row with index -1 is never kept. In a tie, the row with the earliest time `at` wins. All arrays have shape (n,).
-    """
     rows = np.flatnonzero(match >= 0)
     order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
     chosen = np.zeros(len(match), bool)
@@ -63,9 +64,10 @@ def nearest_per_match(match: Ints, distance: Ints, at: Ints) -> Mask:
 
 
 def number_rows(*tables: pa.Table) -> Ints:
-    """Number rows so that rows with equal values in all columns share a number, even across tables.
+    """Number the rows of tables with the same columns; rows with equal values in all columns get the same number.
 
-    Returns an int64 array with a value per row, table after table. Nulls are equal. All tables have the same columns.
+    Callers compare one number per row instead of several columns. Two nulls are equal. Returns an int64 array: the
+    numbers of all rows of the first table, then of the next table.
     """
     count = sum(map(len, tables))
     numbers = np.zeros(count, np.int64)

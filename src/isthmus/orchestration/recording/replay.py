@@ -23,8 +23,8 @@ from isthmus.orchestration.recording.served import (
     Group,
     ServedAnswers,
     UnreadableAnswersError,
-    groups,
     predict_all,
+    split_answers,
 )
 from isthmus.orchestration.recording.storedrows import view_answers
 from isthmus.package.generation.decoder import Array
@@ -82,11 +82,13 @@ def replay(
 ) -> Replay:  # fmt: skip
     """Recompute recorded answers from the history and the models, and compare them bit by bit. Writes nothing.
 
-    Pass `identity`, the id of an answer, or at least one of `first` and `end` (excluded). Times without a time zone are
-    in UTC. If `package` is set, the model in that folder replaces the models that answered. Reports differences, and
-    answers that cannot be recomputed, without raising an error: see `require_same`. Raises RequestError if the
-    arguments are invalid or no such answer is recorded. Raises PackageError if `package` is damaged, and DataError if
-    table, contract or secret cannot be read.
+    Pass either `identity`, the id of one answer, or a time range: `first` (included), `end` (excluded), or both. Times
+    without a time zone are UTC. If `package` is set, the model in that folder recomputes the answers instead of the
+    models that gave them. Reports different answers, and answers that cannot be recomputed, without raising an error;
+    `require_same` raises one for them.
+
+    Raises RequestError if the arguments are invalid or no such answer is recorded. Raises PackageError if `package` is
+    damaged. Raises DataError if the table, a contract, or the secret that hashes private join keys cannot be read.
     """
     if (identity is None) == (first is None and end is None):
         raise RequestError("replay", "needs an answer id or a time range", expected="ID, or --from and --to")
@@ -103,7 +105,7 @@ def replay(
                            remedy="run `isthmus answers collect`; answers older than `keep_days` are gone")  # fmt: skip
     causes = Causes(project)
     counts, shown = Counter[Cause](), dict[Cause, list[ReplayDifference]]()
-    parts = list(groups(answers))
+    parts = list(split_answers(answers))
     for number, part in enumerate(parts):
         progress("recomputing answers", number / len(parts))
         found: dict[int, tuple[Cause, str]] = {}
@@ -127,7 +129,6 @@ def replay(
 
 
 def require_same(report: Replay) -> None:
-    """Raise GateFailed if a replay found an answer that differs or cannot be recomputed, with counts by cause."""
     if report.causes:
         named = ", ".join(f"{count:,} by {cause}" for cause, count in report.causes.items())
         raise GateFailed("replay", f"{report.answers - report.same:,} of {report.answers:,} answers differ: {named}",

@@ -63,10 +63,6 @@ class Keys:
         self._known: dict[str, dict[str, Any]] = {}
 
     def restore(self, body: str, columns: Iterable[Column]) -> bytes:
-        """Replace the hashes in a recorded request by the join keys that they stand for.
-
-        `columns` are the hashed join keys. Raise LookupError for the hash of an unknown join key.
-        """
         request = orjson.loads(body)
         for column in columns:
             for part in ("entities", "request"):
@@ -84,11 +80,6 @@ class Keys:
 
 
 def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]) -> Lookup:
-    """Compile the feature lookup that a recorded request body asks for.
-
-    `graphs` returns the graph of a request transform (features computed from the request) by name. Raise MsgspecError
-    if the body is invalid, and IsthmusError if the contract lacks a requested feature.
-    """
     message = _LOOKUP.decode(body)
     if message.feature_service is not None:
         features = service_features(contract, message.feature_service)
@@ -98,7 +89,6 @@ def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]
 
 
 def feature_group_key(body: str) -> str:
-    """Return a text that is equal for lookup requests of the same features, to group them; "?" if unreadable."""
     try:
         message = _LOOKUP.decode(body)
     except msgspec.MsgspecError:
@@ -109,11 +99,12 @@ def feature_group_key(body: str) -> str:
 def read_requests(
     reader: Lookup | Predictor | Prompt | TensorPredictor, bodies: Sequence[bytes | LookupError], counts: Sequence[int]
 ) -> Requests:
-    """Parse recorded request bodies with `reader` and concatenate their rows.
+    """Parse the bodies of recorded requests again and concatenate their rows, to recompute the answers.
 
-    `counts` has the number of rows in each recorded answer. A body that cannot be parsed, or has another number of
-    rows, raises no error: it gets no rows, and `unread` has the reason. Lookups must all request the same features.
-    Requests of tensors get no rows.
+    `reader` parses a body as the server does. A body is a LookupError if its private join keys could not be restored
+    from their hashes. `counts` has the number of rows in each recorded answer. A body that cannot be parsed, or that
+    has another number of rows, raises no error: it gets no rows, and `unread` of the result has the reason. All lookups
+    must request the same features. Requests of tensors get no rows.
     """
     if isinstance(reader, TensorPredictor):
         return Requests({}, {}, np.zeros(len(bodies), np.int64), {})
@@ -171,11 +162,6 @@ def read_tensors(body: bytes) -> TensorRequest:
 
 
 def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column) -> list[Any]:
-    """Return the values of a join key that clients sent although the model does not read it.
-
-    The result has a value per row, None if the request lacks the join key. `rows` has the number of rows of each
-    request.
-    """
     values: list[Any] = []
     for body, count in zip(bodies, rows.tolist(), strict=True):
         raws = _PREDICT.decode(body).entities if count and isinstance(body, bytes) else {}

@@ -117,7 +117,11 @@ class Group:
     now: Mapping[str, StoredRows]
 
     def served(self) -> tuple[dict[str, StoredRows], Mask]:
-        """Return the rows that Redis returned, by view, with values; and a mask of the rows with known values."""
+        """Return the rows that Redis returned for these answers, by view, with their feature values.
+
+        Records have only times and hashes of the rows, so the values come from the history. Also returns a mask (n,),
+        False for rows with values that the history does not have.
+        """
         found = {
             name: with_values(history, self.requests.keys, self.now[name], self.then[name])
             for name, history in self.histories.items()
@@ -156,11 +160,6 @@ class ServedAnswers:
         self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
         callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
     ) -> pa.Table:  # fmt: skip
-        """Return the recorded answers that meet all given conditions, sorted by server process, then by sequence.
-
-        `first` is included, and `end` is not. `callers` are names of API keys. `columns` must include `run` and
-        `sequence`.
-        """
         condition = ds.scalar(True)
         if route is not None:
             condition &= ds.field("route") == route
@@ -173,12 +172,14 @@ class ServedAnswers:
         return self.table.read(condition, columns)
 
     def open(self, answers: pa.Table, other: DeployedModel | None = None) -> Group:
-        """Load the contract, model, histories and stored rows that recompute one of the tables from `groups`.
+        """Load everything that is needed to recompute recorded answers: contract, model, histories and stored rows.
 
-        `other` replaces the model that answered. It must have the same service, and may read only views that the
-        recorded model read. Raises UnreadableAnswersError if the contract, the package or a history is gone or has
-        changed, or if `other` does not fit. Raises DataError if a saved contract is damaged or the secret cannot be
-        read. An unreadable request raises no error: see `Requests.unread`.
+        `answers` is a table that `split_answers` yields. `other` replaces the model that answered. It must have the
+        same service, and may read only views that the recorded model read. Raises UnreadableAnswersError if the
+        contract, the package or a history is gone or has changed, or if `other` does not fit. Raises DataError if a
+        saved contract is damaged, or the secret that hashes private join keys cannot be read. An unreadable request
+        raises no
+        error: see `Requests.unread`.
         """
         first = answers.slice(0, 1).to_pylist()[0]
         contract = self.contract(first["contract"])
@@ -239,12 +240,7 @@ class ServedAnswers:
     def predictions(
         self, answers: pa.Table, other: DeployedModel | None = None
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
-        """Split a table of recorded predictions with `groups`, and open each part.
-
-        Yields each part with its group, or with the error that `open` raised. If no request of a part can be read, that
-        is an error, too. `other` replaces the model that answered.
-        """
-        for part in groups(answers):
+        for part in split_answers(answers):
             found: Group | IsthmusError
             try:
                 found = self.open(part, other)
@@ -265,10 +261,6 @@ class ServedAnswers:
         return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
-        """Open the model of the package with this digest; `variant` is precision and threads, such as "int8/1".
-
-        Raise DataError if the package is gone or has changed, and PackageError if it is damaged.
-        """
         precision, _, threads = variant.partition("/")
 
         def opened() -> DeployedModel:
@@ -339,8 +331,12 @@ def _reader(
     return Prompt(generation_of(model.manifest), contract, service, graphs=graphs)
 
 
-def groups(answers: pa.Table) -> Iterator[pa.Table]:
-    """Split recorded answers into tables for `open`: each has one route, contract, package, views and features."""
+def split_answers(answers: pa.Table) -> Iterator[pa.Table]:
+    """Split recorded answers into tables of answers that can be recomputed together, as `ServedAnswers.open` requires.
+
+    All answers in a table have the same route, contract, package, precision, views and hashed join keys. Lookups in a
+    table also request the same features.
+    """
     pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
     features = [feature_group_key(text) if route == "lookup" else "" for route, text in pairs]
     parts = [answers[name] for name in ("route", "contract", "package", "variant")]
@@ -370,7 +366,6 @@ def _flat(lists: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 
 def key_values(values: pa.Array) -> list[Any]:
-    """Convert a column of join key values to a list. Times become microseconds since 1970 UTC."""
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())
     plain: list[Any] = values.to_pylist()

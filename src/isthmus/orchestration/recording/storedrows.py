@@ -41,9 +41,10 @@ class StoredRows:
     columns: Mapping[str, Values]
 
     def same(self, other: "StoredRows") -> Mask:
-        """Return a mask (n,) of the rows that have the same status, times and content hash in `other`.
+        """Compare stored rows with other rows for the same keys. Return a mask that is True for equal rows.
 
-        Times count only if both rows exist. Content hashes count only if the row is neither missing nor expired.
+        Equal rows have the same status, times and content hash. Times count only if both rows exist. Content hashes
+        count only if the row is neither missing nor expired.
         """
         there = (self.status <= Status.EXPIRED) & (other.status <= Status.EXPIRED)
         times = (self.event == other.event) & (self.known == other.known)
@@ -62,11 +63,11 @@ def from_history(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints, *,
     times: tuple[Column, Column] = (_EVENT, _KNOWN),
 ) -> StoredRows:  # fmt: skip
-    """Look up the row of each key in the offline history as of a time, like a point-in-time join.
+    """Look up the row of each key that was readable in the offline history at a time, as a point-in-time join does.
 
-    `keys` has values by join key, and `at` a time for each key, in microseconds since 1970 UTC. Features of a missing
-    or expired row are null. `times` names the columns to return as event and known times. It does not affect the
-    look-up.
+    `history` is the table of the view, and `view` has the features to return. `keys` has values by join key. `at` has a
+    time for each key, in microseconds since 1970 UTC. Features of a missing or expired row are null. `times` names the
+    two columns of the history to return as event time and known time. It does not change which rows are returned.
     """
     extra = tuple(dict.fromkeys((*times, _CONTENT)))
     whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)
@@ -104,10 +105,12 @@ def columns_of(history: ViewHistory, names: Sequence[str], condition: ds.Express
 def find_recorded(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], then: StoredRows
 ) -> tuple[dict[str, Values], Mask]:
-    """Find rows that Redis returned (`then`) in the history, by key, times and content hash.
+    """Find the feature values of rows that Redis returned, given their keys, times and content hashes.
 
-    Returns values by feature, and a mask (n,) of the rows whose values are known. The mask is False for rows that only
-    Redis had or that were removed from the history. Rows without values are known, and their values are null.
+    Searches the history for rows with the same keys, times and hashes. `then` has the recorded times and hashes.
+    Returns values by feature, and a mask with an entry per row, True if its values are known. It is False for rows that
+    only Redis had or that were removed from the history. It is True, and the values are null, for a row that was
+    missing, expired, or had only nulls.
     """
     present = np.flatnonzero(then.status == Status.PRESENT)
     columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}
@@ -130,11 +133,6 @@ def find_recorded(
 def with_values(
     history: ViewHistory, keys: Mapping[str, Sequence[Any]], now: StoredRows, then: StoredRows
 ) -> tuple[StoredRows, Mask]:
-    """Return the rows that Redis returned (`then`) with feature values, and a mask (n,) of the rows with known values.
-
-    `then` has only times and hashes. `now` are the history's rows for the same keys and times. Their values are used
-    where both rows are the same. Other values are looked up with `find_recorded`.
-    """
     known = np.ones(len(now.status), bool)
     differing = np.flatnonzero(~now.same(then))
     if not len(differing):

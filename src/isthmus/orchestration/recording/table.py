@@ -85,14 +85,12 @@ class RecordedAnswers:
         return cls(project.offline, project.storage_options)
 
     def last_batches(self, runs: Sequence[str]) -> dict[str, int]:
-        """Return the number of the last batch that the table has of each run (server process), or 0."""
         with self._stored.reading():
             table = self._stored.open(check=False)
             found = {run: None if table is None else table.transaction_version(_APPLICATION + run) for run in runs}
         return {run: version or 0 for run, version in found.items()}
 
     def batches(self, run: str) -> set[int]:
-        """Return the numbers of the batches of a run (server process) that are in the table."""
         return set(self.read(ds.field("run") == run, ["run", "sequence", "batch"])["batch"].to_pylist())
 
     def append(
@@ -101,11 +99,12 @@ class RecordedAnswers:
         parts: Sequence[pa.Table] | None = None,
         known: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
-        """Append the answers of batches in one commit, and return the number of answers.
+        """Append the answers of batches to the table in one commit, and return the number of answers.
 
-        The commit notes the last batch of each run (server process), never lower than in `known`, the last batches in
-        the table. `parts` are the results of `answers_of` for the batches. None computes them. The caller must skip
-        batches that the table has. Raises DataError if writing fails, or another process wrote to the table at the same
+        The commit also saves the number of the last batch of each run (server process), so that the collector can skip
+        batches that are in the table. `append` itself does not skip them. `known` has the last batch numbers that are
+        in the table now; they are never lowered. Pass as `parts` the results of `answers_of` for the batches if they
+        are already computed. Raises DataError if writing fails, or if another process wrote to the table at the same
         time.
         """
         rows = pa.concat_tables([SCHEMA.empty_table(), *(map(answers_of, batches) if parts is None else parts)])
@@ -117,7 +116,6 @@ class RecordedAnswers:
         return len(rows)
 
     def delete_older(self, days: float, now: int) -> None:
-        """Delete whole days of answers written over `days` days before `now` (microseconds), and compact the table."""
         with self._stored.writing():
             table = self._stored.open(check=False)
             if table is None:
@@ -133,10 +131,6 @@ class RecordedAnswers:
             table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
 
     def read(self, condition: ds.Expression, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the answers that meet a condition, sorted by server process and sequence.
-
-        `columns` (None: all) must include `run` and `sequence`. The result is empty before the first commit.
-        """
         with self._stored.reading():
             table = self._stored.open(check=False)
             if table is None:
@@ -147,7 +141,6 @@ class RecordedAnswers:
         return rows.sort_by([("run", "ascending"), ("sequence", "ascending")])
 
     def size(self) -> tuple[int, int]:
-        """Return the number of answers and the version of the table; (0, -1) before the first commit."""
         with self._stored.reading():
             table = self._stored.open(check=False)
             if table is None:
@@ -155,7 +148,6 @@ class RecordedAnswers:
             return sum(pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()), table.version()
 
     def by_id(self, ids: pa.ChunkedArray) -> pa.Table:
-        """Return the answers with these ids, in the order of the ids. Skips ids that the table lacks."""
         rows = self.read(ds.field("id").isin(ids))
         return rows.take(pc.index_in(ids, value_set=rows["id"]).drop_null())
 
@@ -165,12 +157,10 @@ def _days(table: DeltaTable) -> Counter[date]:
 
 
 def answers_of(batch: AnswerBatch) -> pa.Table:
-    """Convert a batch to table rows, one per answer. Raise ValueError or ArrowException if a value does not fit."""
     return pa.concat_tables([SCHEMA.empty_table(), *(group_rows(batch, group) for group in batch.groups)])
 
 
 def group_rows(batch: AnswerBatch, group: AnswerGroup) -> pa.Table:
-    """Convert a group of a batch to rows of the table, one per answer. Raise ValueError if columns differ in length."""
     found = np.frombuffer(group.answers, ANSWER)
     count, rows, length = len(found), found["rows"].astype(np.int64), found["length"].astype(np.int64)
     if length.sum() != len(group.requests):
@@ -242,10 +232,6 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
 
 
 def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
-    """Split a recorded column into an array per view.
-
-    For each answer i, `joined` has `rows[i]` values of the first view, then as many of the next view.
-    """
     return [joined[places] for places in _places(rows, views)]
 
 

@@ -73,11 +73,11 @@ class _Device(msgspec.Struct):
 
 
 def ask_device(node: NodeRunner, package: Package, questions: DeviceQuestions) -> DeviceReport:
-    """Run the ORT model files of a package on `questions` with its JavaScript client, in a new Node process.
+    """Run a package's JavaScript client in Node, as a web page would, and return the outputs of its ORT model files.
 
-    The client gets copies of the package's files and of the snapshots. As on a web page, it first checks checksums,
-    contract and golden cases. Raises NodeFailed if the client rejects the package, a snapshot or a row, if a model
-    fails, or after two minutes.
+    `questions` has the rows to answer, and the snapshots with the stored features of the device. The client gets copies
+    of the package's files and of the snapshots. It first checks checksums, contract and golden cases. Raises NodeFailed
+    if the client rejects the package, a snapshot or a row, if a model fails, or after two minutes.
     """
     manifest = package.manifest
     variants = [variant for variant in manifest.variants if variant.format == "ort"]

@@ -1,10 +1,10 @@
-"""Runtimes by product name: `RUNTIMES` has a `Product` for each, and `by_option` opens one."""
+"""Runtimes by product name: `RUNTIMES` has a `Product` for each, and `open_runtime` opens one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from isthmus.features.errors import RequestError, nearest, one_of
+from isthmus.features.errors import RequestError, did_you_mean, one_of
 
 if TYPE_CHECKING:
     from isthmus.package.inspect import Runtime
@@ -45,13 +45,15 @@ RUNTIMES: Mapping[str, Product] = {  # in the order in which a student is conver
 }
 
 
-def by_option(option: str) -> "Runtime":
-    """Open the runtime with the command line name "ort", "web", "executorch", "litert" or "coreml".
+def open_runtime(option: str) -> "Runtime":
+    """Open the runtime for a command line option: "ort", "web", "executorch", "litert" or "coreml".
 
-    "web" installs onnxruntime-web with npm if it is missing. Raises a RequestError for an unknown name, and a
-    DependencyError if another runtime is not installed or the installation fails.
+    For "web", installs onnxruntime-web with npm if it is missing, which can take minutes. Raises a RequestError for an
+    unknown option. Raises a DependencyError if the installation fails, or if another runtime is not installed.
     """
     products = {product.option: product for product in RUNTIMES.values()}
     if option not in products:
-        raise RequestError(f"runtime {option!r}", f"is not known{nearest(option, products)}", expected=one_of(products))
+        raise RequestError(
+            f"runtime {option!r}", f"is not known{did_you_mean(option, products)}", expected=one_of(products)
+        )
     return products[option]()

@@ -55,7 +55,6 @@ class WebRuntime:
     tolerance = TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """Return a package's ORT model files that browsers can run: all except int8 files of language models."""
         servers = [] if manifest.generation is None else ["int8"]
         return [
             variant for variant in manifest.variants if variant.format == "ort" and variant.precision not in servers
@@ -90,11 +89,11 @@ class NodeRunner:
         self._program, self.folder = _program("node"), folder
 
     def run(self, script: str, files: Mapping[str, bytes], *arguments: str, kind: type[T]) -> T:
-        """Run a script of `orchestration/web/` in a new Node process; return the JSON that it prints as a `kind`.
+        """Run a script of the folder `orchestration/web/` in a new Node process, and decode the JSON that it prints.
 
-        `kind` is the type to decode. `files` (content by name) are written to a temporary folder, which is deleted
-        afterwards. `arguments` are names of files whose paths the script gets. Raises NodeFailed if the script fails or
-        takes more than two minutes.
+        `kind` is the type to decode. `files` (contents by name) are written to a temporary folder, which is deleted
+        afterwards. `arguments` are names of these files; the script gets their paths. Raises NodeFailed if the script
+        fails or takes more than two minutes.
         """
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
@@ -114,7 +113,7 @@ class NodeRunner:
 
 
 def installed(cache: Path | None = None) -> Path:
-    """Return the folder with onnxruntime-web. Install it with npm if it is missing.
+    """Return the folder with the npm package onnxruntime-web. Install it if it is missing, which can take minutes.
 
     The folder is in `cache` (default: the user's cache). The lockfile in `orchestration/web/` sets the versions. Raises
     DependencyError if npm is missing, fails, or takes more than ten minutes.

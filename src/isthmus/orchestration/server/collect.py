@@ -22,10 +22,10 @@ def collect(
 ) -> dict[str, CollectedPushes]:  # fmt: skip
     """Move pushed rows of views (default: all) from Redis to the offline tables. Return counts of rows by table.
 
-    Includes rows pushed under earlier contracts. Ignores unknown view names. Sets unreadable rows aside in Redis and
-    reports them to `progress`. With `again`, first puts back the rows that earlier runs set aside. If a table is being
-    built, waits for the build or, if `wait` is False, skips the table. If a table fails, its rows stay in Redis, and
-    the first error is raised after all tables. Starts Redis if it is embedded.
+    Includes rows that were pushed under earlier contracts. Ignores unknown names in `views`. Unreadable rows go to a
+    separate stream in Redis, and `progress` reports them. With `again`, first puts back the rows that earlier runs
+    moved to that stream. If a table is being built, waits for the build or, if `wait` is False, skips the table. If a
+    table fails, its rows stay in Redis, and the first error is raised after all tables. Starts Redis if it is embedded.
     """
     tables = _tables(project, views)
     offline, collected = project.offline_store(), dict[str, CollectedPushes]()
@@ -57,7 +57,7 @@ def collect(
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
     """Collect pushed rows of all views every `history_seconds` (a setting) until `stopped` is set; None means forever.
 
-    Passes counts of rows, problems and errors to `say`, and raises no error. Skips a table while it is being built.
+    Calls `say` with counts of rows, problems and errors, and raises no error. Skips a table while it is being built.
     """
 
     def turn() -> str:
@@ -75,9 +75,10 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
 def run_every(
     action: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None
 ) -> None:
-    """Call `action`, which returns a problem or "", every `seconds` until `stopped` is set; None means forever.
+    """Call `action` every `seconds` until the event `stopped` is set, or forever if it is None.
 
-    Catches errors of `action`. Passes each problem or error to `say`, unless the previous call ended with the same one.
+    `action` returns a problem as text, or "". Catches its errors. Calls `say` with each problem or error, unless the
+    previous call of `action` ended with the same one.
     """
     stopped, before = stopped or Event(), ""
     while not stopped.is_set():

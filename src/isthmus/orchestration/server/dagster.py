@@ -53,7 +53,7 @@ class OwnPages:
     def _require(self, scope: Scope) -> None:
         # People may follow links to pages, but not to GraphQL (perhaps behind a prefix): a GET can start runs.
         visits = "graphql" not in scope["path"]
-        require_own_page(scope, self._hosts, name_it=_NAME_IT, instead=_INSTEAD, visits=visits)
+        require_own_page(scope, self._hosts, host_remedy=_NAME_IT, site_remedy=_INSTEAD, visits=visits)
         # Over plain HTTP, browsers do not say which site a GET to another name than localhost comes from.
         known = any(name == b"sec-fetch-site" for name, _ in scope["headers"])
         if not visits and not known and scope.get("method") == "GET" and scope["query_string"]:

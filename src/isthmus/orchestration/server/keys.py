@@ -7,16 +7,16 @@ from isthmus.features import clock
 from isthmus.features.errors import ConfigurationError, RequestError, one_of
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
-from isthmus.serving.keys import Keyring, make, problems, required_marker
+from isthmus.serving.keys import Keyring, create_key, problems, required_marker
 
 
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
     """Create an API key and store only its hash. Return name, scopes and the key, which cannot be shown again.
 
-    From then on, servers reject requests without a key, even after all keys are revoked, until `allow_without_key` is
-    called. Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and
-    `snapshot:SERVICE/VALUE` for one owner's snapshot. Raises a ConfigurationError for an invalid name or scope, and a
-    RequestError if the name exists.
+    From then on, servers reject requests without a key. This stays so after all keys are revoked, until
+    `allow_without_key` is called. Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with
+    `*` for any name. `snapshot:SERVICE/VALUE` allows only the snapshot of one owner. Raises a ConfigurationError for an
+    invalid name or scope, and a RequestError if the name exists.
     """
     if wrong := problems(name, scopes):
         raise ConfigurationError("API key", wrong)
@@ -24,7 +24,7 @@ def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]
         ring = Keyring.read(project.keys_file)
         if any(key.name == name for key in ring.keys):
             raise RequestError(f"API key {name}", "already exists", remedy="revoke it first, or choose another name")
-        key, secret = make(name, scopes, clock.now())
+        key, secret = create_key(name, scopes, clock.now())
         ring = Keyring(keys=(*ring.keys, key))
         # Require keys before writing the key file, so that losing the file later does not open the server.
         required_marker(project.keys_file).touch()
@@ -41,10 +41,10 @@ def describe(project: Project) -> dict[str, Any]:
 
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
-    """Remove an API key by name; servers reject it from the next request on. The result has the number of keys `left`.
+    """Remove the API key `name`. Return the name and the number of keys left.
 
-    If no key is left, servers reject every request until `create` or `allow_without_key` is called. Raises a
-    RequestError if no key has the name.
+    Servers reject the key from the next request on. If no key is left, servers reject every request until `create` or
+    `allow_without_key` is called. Raises a RequestError if no key has the name.
     """
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
@@ -59,7 +59,10 @@ def revoke(project: Project, name: str) -> dict[str, Any]:
 
 
 def allow_without_key(project: Project) -> dict[str, Any]:
-    """Let servers on loopback answer without a key unless `require_keys` is set. Raise RequestError if a key exists."""
+    """Let servers that listen on loopback answer requests without a key. Raise RequestError if a key still exists.
+
+    Use it for development, after all keys are revoked. The setting `require_keys` overrides it.
+    """
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         if ring.keys:

@@ -19,12 +19,12 @@ from isthmus.serving.wire import decode
 
 
 def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Look up features in Redis; return the JSON answer of `/get-online-features` with features named `view__feature`.
+    """Look up features in Redis without a server. Return the JSON answer that `/get-online-features` would give.
 
     `name` is a feature service, or features as `view:feature`, separated by commas. `arguments` are join keys and
-    request fields as `key=value`; a repeated key gives one row per value. Starts Redis if it is embedded. Raises
-    RequestError for unknown names or wrong values. Raises DependencyError if no contract has been applied or Redis
-    fails. If `missing = "refuse"` is set, lost rows in Redis raise a DependencyError, too.
+    request fields as `key=value`; a repeated key gives one row per value. The answer names features `view__feature`.
+    Starts Redis if it is embedded. Raises RequestError for unknown names or wrong values. Raises DependencyError if no
+    contract has been applied or Redis fails, and for rows that Redis lost if the setting `missing` is "refuse".
     """
     state = State(project.generations())
     features = ":" in name

@@ -10,7 +10,6 @@ _BYTES = 32
 
 
 def known_secret(project: Project) -> bytes:
-    """Read the secret that hashes private join keys in recorded answers; raise DataError if missing or damaged."""
     file = project.recorded / "key"
     try:
         content = file.read_bytes()
@@ -23,10 +22,10 @@ def known_secret(project: Project) -> bytes:
     return content
 
 
-def secret(project: Project) -> bytes:
+def read_or_create_secret(project: Project) -> bytes:
     """Read the secret that hashes private join keys in recorded answers. Create it on first use.
 
-    Only this user can read the file. Raise DataError if it is damaged.
+    Only this user can read the file. Raises DataError if it is damaged.
     """
     file = project.recorded / "key"
     if not file.exists():

@@ -8,8 +8,8 @@ from typing import IO
 
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.server.secret import secret
-from isthmus.serving.process import become, start
+from isthmus.orchestration.server.secret import read_or_create_secret
+from isthmus.serving.process import replace_with_server, start
 from isthmus.serving.process import serve as run_server
 from isthmus.serving.settings import ServerSettings
 
@@ -18,15 +18,16 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - how to reach a
 
 
 def serve(project: Project, *, port: int | None = None) -> int:
-    """Run the API until it is stopped, and return its exit code. `port` replaces the port of the settings.
+    """Run the API in the foreground until it is stopped, and return its exit code. `port` overrides the setting.
 
-    Writes the API's address to the project's Feast files first. An embedded Redis is started, and stopped at the end.
-    With a configured Redis, the server replaces this process (exec), and the function does not return.
+    First writes the API's address to the Feast files of the project, for Feast's clients. Starts an embedded Redis, and
+    stops it at the end. If Redis is not embedded, the server replaces this process (exec), and the function does not
+    return.
     """
     _name_to_feast(project, port)
     configured = project.settings.stores.online
     if configured != "embedded":
-        become(settings(project, configured, port))
+        replace_with_server(settings(project, configured, port))
     with project.redis() as url:
         return run_server(settings(project, url, port))
 
@@ -37,9 +38,9 @@ def serving(
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """Run the API as a child process during a `with` block, and yield the process.
 
-    The block may begin before the API is ready. The API logs to `log`, by default to stderr. Starts Redis if it is
-    embedded. A `private` API listens on loopback, needs no keys and records nothing. Unless `private`, writes the API's
-    address to the project's Feast files.
+    The block may begin before the API is ready. `port` overrides the setting. The API logs to `log`, by default to
+    stderr. Starts Redis if it is embedded. A `private` API listens on loopback, needs no keys and records nothing.
+    Unless `private`, writes the API's address to the project's Feast files.
     """
     if not private:
         _name_to_feast(project, port)
@@ -49,11 +50,10 @@ def serving(
 
 def address(project: Project, port: int | None = None) -> str:
     server = project.settings.server
-    return f"http://{reachable(server.host)}:{server.port if port is None else port}"
+    return f"http://{url_host(server.host)}:{server.port if port is None else port}"
 
 
-def reachable(host: str) -> str:
-    """Return the host for URLs of a local server that listens on `host`: 127.0.0.1 for 0.0.0.0, [::1] for "::"."""
+def url_host(host: str) -> str:
     host = _LOOPBACK.get(host, host)
     return f"[{host}]" if ":" in host else host
 
@@ -74,10 +74,12 @@ def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator
 
 
 def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:
-    """Return the settings of a server with the Redis at `url`. `port` replaces the port of the project's settings.
+    """Return the settings with which to start a server of the project.
 
-    A `private` server listens on loopback, needs no key and records nothing. If the server records answers, the first
-    call creates the secret that hashes private join keys. Raises ConfigurationError if settings name unknown views.
+    `url` is the Redis of the server, and `port` overrides the port in the project's settings. A `private` server
+    listens on loopback, needs no key and records nothing. If the server records answers, the first call creates the
+    secret that hashes private join keys. Raises ConfigurationError if the freshness objectives in the project's
+    settings name unknown views.
     """
     server, profiles = project.settings.server, project.settings.profiles
     record = None if private else project.recording()
@@ -104,7 +106,7 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         history_seconds=project.settings.stores.history_seconds,
         record=record,
         spool=None if record is None else str(project.spool),
-        spool_key="" if record is None else secret(project).hex(),
+        spool_key="" if record is None else read_or_create_secret(project).hex(),
         now=project.fixed_now,
     )
 

@@ -16,7 +16,7 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.definition.spec import FeatureService
 from isthmus.features.definition.spec import Snapshot as Declared
-from isthmus.features.errors import DataError, RequestError, nearest, one_of
+from isthmus.features.errors import DataError, RequestError, did_you_mean, one_of
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
@@ -74,11 +74,12 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
     """Write the latest rows of a service's tables as a signed file for devices, with deltas from earlier files.
 
     `name` is a feature service. It is optional if only one service declares a `device`. If the `device` has an `owner`,
-    each owner gets a signed file, and there are no deltas. Keeps as many earlier snapshots as the `device` sets, and
-    deletes older ones. Creates a signing key if none exists. First reports to `progress` the features that devices did
-    not get before. Waits while another process writes or copies snapshots of the service. Raises ContractMismatch if
-    the definitions are not applied, and GateFailed if a table breaks an expectation. Raises DataError if no row has a
-    key that devices keep, or a file is too large for devices.
+    writes a signed file for each owner and no deltas. Keeps as many earlier snapshots as the `device` sets, and deletes
+    older ones. Creates a signing key if none exists. First reports to `progress` the features that devices did not get
+    before. Waits while another process writes or copies snapshots of the service.
+
+    Raises ContractMismatch if the definitions are not applied, and GateFailed if a table breaks an expectation. Raises
+    DataError if no row has a key that devices keep, or a file is too large for devices.
     """
     service, device = device_service(project, name)
     place, sealer = snapshot_folder(project, service.name), signer(project)
@@ -182,10 +183,10 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 
 def newly_disclosed_features(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """List the features that the next snapshot of service `name` has and the newest one on devices does not have.
+    """List the features that devices would get for the first time with the next snapshot of a service.
 
-    Each text names a view, its new features and its keys. The command line shows the list before it writes the
-    snapshot.
+    Users see the list before the snapshot is written. Each text names a view, its new features and its keys. `name` is
+    the service; None means the only service that declares a `device`.
     """
     service, device = device_service(project, name)
     before = snapshot_folder(project, service.name).latest_or_none()
@@ -201,10 +202,6 @@ def newly_disclosed_features(project: Project, name: str | None = None) -> tuple
 
 
 def device_service(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
-    """Return service `name` and its declared `device`. None selects the only service that has a `device`.
-
-    Raise RequestError if the service is unknown or has no `device`, or if None could mean several services.
-    """
     services = project.definitions.services
     devices = {service.name: service.device for service in services.values() if service.device is not None}
     if name is None and len(devices) == 1:
@@ -212,7 +209,7 @@ def device_service(project: Project, name: str | None) -> tuple[FeatureService, 
     if name is None or name not in devices:
         problem = "no name was given" if name is None else f"{name!r} has no `device`"
         if name is not None and name not in services:
-            problem = f"{name!r} is not declared{nearest(name, services)}"
+            problem = f"{name!r} is not declared{did_you_mean(name, services)}"
         remedy = "" if devices else "declare `device=Snapshot(age=…, every=…)` in a FeatureService"
         raise RequestError("service", problem, expected=one_of(devices) if devices else "", remedy=remedy)
     return services[name], devices[name]
@@ -223,10 +220,10 @@ def snapshot_folder(project: Project, service: str) -> SnapshotFolder:
 
 
 def signer(project: Project) -> SnapshotSigner:
-    """Return the signer of snapshots, with the configured private key or else the key in `snapshots/key.pem`.
+    """Return a signer of snapshots. It uses the configured private key or, without one, the key in `snapshots/key.pem`.
 
-    Creates that file if it is missing. Raises ConfigurationError if the key is unusable, and DependencyError without
-    the extra `devices`.
+    Creates that file if it is missing. Raises ConfigurationError if the key is unusable, and DependencyError if the
+    extra `devices` is not installed.
     """
     configured = project.settings.packages.signing_key
     if configured is not None:
@@ -238,12 +235,13 @@ def signer(project: Project) -> SnapshotSigner:
 
 
 def copy(project: Project, name: str | None, out: Path) -> Latest:
-    """Copy the newest snapshot of the service `name` and its deltas to the folder `out`, for a file host.
+    """Copy the newest snapshot of a service and its deltas to the folder `out`, to publish them on a static file host.
 
-    Returns the description of the snapshot. The file `SERVICE` is the snapshot; `SERVICE.DIGEST` is the delta from the
-    snapshot whose SHA-256 begins with these 16 digits. Deletes older deltas of the service in `out`, and no other file.
-    Waits while another process writes a snapshot. Raises RequestError if each owner has a snapshot, DataError if there
-    is no snapshot or it is damaged, and ContractMismatch if the definitions are not applied.
+    `name` is the service; None means the only service that declares a `device`. Returns the description of the
+    snapshot. The file `SERVICE` is the snapshot. The file `SERVICE.DIGEST` is the delta from the snapshot whose SHA-256
+    begins with these 16 digits. Deletes older deltas of the service in `out`, and no other file. Waits while another
+    process writes a snapshot. Raises RequestError if each owner has a snapshot, DataError if there is no snapshot or it
+    is damaged, and ContractMismatch if the definitions are not applied.
     """
     service = require_hostable(project, name)
     place = snapshot_folder(project, service.name)
@@ -267,10 +265,6 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
 
 def require_hostable(project: Project, name: str | None) -> FeatureService:
-    """Return the service of a snapshot that a static file host may serve; `name` is as in `device_service`.
-
-    Raise RequestError if each owner has a file, because anyone who guesses a name could download it.
-    """
     service, device = device_service(project, name)
     if device.owner is not None:
         raise RequestError(

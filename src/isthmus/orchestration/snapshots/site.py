@@ -32,14 +32,14 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 
 
 def site(project: Project, name: str | None, out: Path) -> Path:
-    """Write to the folder `out` a static web page that runs the last exported package; return `out`.
+    """Write a static web page that runs the last exported package of a distillation to the folder `out`. Return `out`.
 
-    `name` is a distillation. It is optional if there is only one. Replaces the whole folder if an earlier call wrote
-    it, and raises DataError if `out` has other files. Copies the project's own page from `pages/<distillation>`.
-    Without that page, tabular and language models get a form, and other models raise ConfigurationError. Installs
-    onnxruntime-web with npm if it is missing. For a model with a `device`, creates a signing key if it is missing, and
-    adds the newest snapshot (stored features for devices) to the page. Raises DataError if that snapshot does not fit
-    the package. If each owner has a snapshot, the page gets it from the API.
+    `name` is the distillation. It is optional if there is only one. Replaces the whole folder if an earlier call wrote
+    it. Copies the project's own page from `pages/<distillation>`. Without that page, tabular and language models get a
+    form, and other models raise ConfigurationError. Installs onnxruntime-web with npm if it is missing. For a model
+    with a `device`, creates a signing key if it is missing, and adds the newest snapshot to the page. If each owner has
+    a snapshot, the page gets it from the API instead. Raises DataError if `out` has other files, or if the snapshot
+    does not fit the package.
     """
     artifacts = Artifacts.of(project, name)
     package, distillation = artifacts.last_package(), artifacts.declared.name
@@ -61,11 +61,6 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
 
 def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
-    """Copy what a page needs into the empty folder `folder`: its scripts, onnxruntime-web and a package.
-
-    Also copies the project's own page from the folder `own` or, if `own` is None or missing, a page with a form.
-    Installs onnxruntime-web with npm if it is missing.
-    """
     runtime = installed() / "node_modules" / NAME / "dist"
     form = "form" if manifest.generation is None else "text"
     for shared in (*_SHARED, *([] if manifest.generation is None else [FOLDER / name for name in GENERATORS])):
@@ -87,10 +82,6 @@ def write_note(folder: Path, note: Mapping[str, Any]) -> None:
 
 
 def api_path(page: Path) -> str:
-    """Return the URL path that the web host of a page must forward to the API; "" if static files are enough.
-
-    `page` is a folder that `site` wrote. A page needs the API if each owner has a snapshot.
-    """
     snapshot = json.loads((page / NOTE).read_text(encoding="utf-8")).get("snapshot")
     return "" if snapshot is None or snapshot["files"] else f"/{snapshot['url']}/…"
 

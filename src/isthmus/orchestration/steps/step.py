@@ -90,7 +90,7 @@ class AssetNode:
 
     @property
     def id(self) -> str:
-        """Identifier in step requests: kind/name, or the kind alone if the name is empty."""
+        """Return the text that names the node in step requests: "kind/name", or only the kind if the name is empty."""
         return f"{self.kind}/{self.name}" if self.name else self.kind
 
 
@@ -134,10 +134,6 @@ class Work:
         return self.names[0]
 
     def metadata(self, report: Mapping[str, Any], series: Sequence[str] = ()) -> Metadata:
-        """Return a report as Dagster metadata: its scalars, the complete JSON, and the seconds since the work began.
-
-        Dagster plots only the seconds and the numbers named in `series`. The report must have these numbers.
-        """
         plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
         figures = {name: plain[name] for name in series} | {"seconds": round(time.perf_counter() - self.began, 3)}
         single = {name: _text(name, value) for name, value in plain.items() if isinstance(value, int | float | str)}
@@ -192,7 +188,10 @@ class Step:
     def events(
         self, project: "Project", request: StepRequest, progress: Progress
     ) -> Iterator[NodeMaterialization | NodeCheck]:
-        """Run the step while the caller iterates; yield an event for each requested node or check when it is done."""
+        """Run the step for the nodes and checks in `request`, and yield an event for each when it is done.
+
+        Runs only while the caller iterates.
+        """
         nodes = list(dict.fromkeys([*request.nodes, *(node for node, _ in request.checks)]))
         parts = [nodes] if self.together else [[node] for node in nodes]
         for n, part in enumerate(parts):
@@ -245,7 +244,6 @@ def markdown(*blocks: Block) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Format images (URLs by title) as Markdown, for Dagster. After 50,000 characters, a note replaces each image."""
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)

@@ -38,10 +38,10 @@ CHECKED = 2
 def build(
     project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent
 ) -> dict[str, TableWrite]:
-    """Compute views (default: all) and write their complete offline tables. Unchanged rows are not written again.
+    """Compute views (default: all) from their sources and write their complete offline tables.
 
-    Returns a report by view. Rows that came only from pushes stay in the tables. During a build, no pushed rows are
-    collected into its tables.
+    Does not write unchanged rows again. Returns for each view the counts of rows and the table's version. Rows
+    that came only from pushes stay in the tables. During a build, no pushed rows are collected into its tables.
 
     Raises:
         ContractMismatch: the definitions have not been applied.
@@ -101,10 +101,11 @@ def _same_rows(
 
 
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
-    """Return the names of outdated views among `views` (default: all). The definitions must be applied.
+    """Return the names of the views (default: all are checked) whose tables have to be built again.
 
     A view is outdated if it was never built completely, or if its table, its sources, its definition or the engine
-    changed since. Views of remote files, and of queries without `version_sql`, are always outdated.
+    changed since. Views of remote files, and of queries without `version_sql`, are always outdated. The definitions
+    must be applied.
     """
     contract, store = project.applied(), project.offline_store()
     outdated = []
@@ -145,13 +146,16 @@ def build_range(
     step: int = STEP,
     progress: Progress = silent,
 ) -> dict[str, TableWrite]:
-    """Compute views for a range of days and replace exactly those days in their tables. Return a report by view.
+    """Compute views (default: all) for a range of days, and replace exactly those days in their tables.
 
-    Skips days that were built from the same definition and sources, so the next run continues a killed run. Without
-    `within`, builds from the end of each table, minus the view's `lateness`, through today; a table without rows is
-    built completely. Commits `step` days at a time; after an error, earlier commits stay. Checks only expectations on
-    single rows, and raises GateFailed if one is broken. Raises ContractMismatch if a table has another contract. Raises
-    DataError if a source column changed its type, or a view reads further back than its lookback.
+    Returns a report by view. `within` is the range. Without it, each view is built from the last day of its table, or
+    from its last build if that is earlier, minus the `lateness` that the view declares, through today; a table without
+    rows is built completely. Skips days that were built from the same definition and sources, so the next run continues
+    a killed run. Commits `step` days at a time; after an error, earlier commits stay.
+
+    Checks only expectations on single rows, and raises GateFailed if one is broken. Raises ContractMismatch if a table
+    has another contract. Raises DataError if a source column changed its type, or if a view reads further back than its
+    declared lookback.
     """
     contract = project.applied()
     names = view_names(project, views)
@@ -295,7 +299,7 @@ def _within(views: Iterable[FeatureView], contract: Contract, ranges: Mapping[st
     for view in views:
         days, part = ranges[view.name], (FIRST, LAST)
         if (reach := contract.views[view.name].lookback) is not None:
-            part = (days.first * DAY - lookback.read_reach(reach), days.end * DAY + lookback.read_reach(reach))
+            part = (days.first * DAY - lookback.source_reach(reach), days.end * DAY + lookback.source_reach(reach))
         for source in view.sources:
             read.setdefault(source.name, []).append(part)
     spans = {name: (min(first for first, _ in parts), max(end for _, end in parts)) for name, parts in read.items()}
@@ -342,11 +346,6 @@ def _share(progress: Progress, n: int, count: int) -> Progress:
 
 
 def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
-    """Convert the command line options of a build to a range of days; return None without `first`.
-
-    The range goes from the day `first` to the day before `end` (default: through today). Raises RequestError if a day
-    is invalid, or if the options exclude each other.
-    """
     if catch_up and (first or end):
         raise RequestError("--catch-up", "cannot be used with --from or --to")
     if end and not first:

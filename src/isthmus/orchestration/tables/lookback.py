@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.contract.diff import duration
+from isthmus.features.contract.diff import duration_text
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.days import DAY, Days, day_name
 from isthmus.features.definition.spec import FeatureView
@@ -24,10 +24,11 @@ Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
-def read_reach(reach: int) -> int:
-    """Return how far a build reads sources before and after its days, for a declared lookback of `reach`.
+def source_reach(reach: int) -> int:
+    """Return how far a build reads its sources before and after the days that it computes, in microseconds.
 
-    Both are in microseconds. The result is longer than the lookback, so that `require_enough` can check the lookback.
+    `reach` is the lookback that the view declares, in microseconds. The result is longer, so that `require_enough` can
+    check the lookback.
     """
     # `require_enough` reads twice as far, or a day farther if the lookback is shorter than a day.
     return reach + max(reach, DAY)
@@ -40,23 +41,25 @@ def limit_sources(view: FeatureView, frames: Frames, days: Days, reach: int) -> 
 
 
 def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
-    """Compute the first day of `rows` again with a longer lookback; raise a DataError if the results differ.
+    """Check that the lookback a view declares is long enough; raise DataError if a longer one gives other rows.
 
-    The longer lookback is twice the declared one, and at least a day longer. A lookback that is too short only on later
-    days is not detected. Does nothing without a lookback or rows. `frames` are the complete sources.
+    Computes the first day in `rows`, the rows just built, again. To compute some days, a build reads the sources from
+    the lookback before the first day to the lookback after the last. The longer lookback is twice the declared one, and
+    at least a day longer. A lookback that is too short only on later days is not detected. Does nothing if the view has
+    no lookback or `rows` is empty. `frames` are the complete sources.
     """
     if contract.lookback is None or not (days := rows.days()):
         return
     # The first day, because it has the fewest earlier source rows.
     day = Days(days[0], days[0] + 1)
-    wider = limit_sources(view, frames, day, read_reach(contract.lookback))
+    wider = limit_sources(view, frames, day, source_reach(contract.lookback))
     declared = _sorted(contract, list(rows.groups(day)))
     doubled = _sorted(contract, list(stream_view(view, contract, wider, (day.first * DAY, day.end * DAY))))
     if difference := _difference(contract, declared, doubled):
-        reach = duration(contract.lookback) if contract.lookback else "0"
+        reach = duration_text(contract.lookback) if contract.lookback else "0"
         raise DataError(
             f"view {view.name}",
-            f"reads further back than its lookback of {reach}: with a longer one, on {day_name(days[0])}, {difference}",
+            f"reads beyond its lookback of {reach}: with a longer one, on {day_name(days[0])}, {difference}",
             expected="the same rows",
             remedy="declare a longer lookback, or none, or remove what is random in its function",
         )  # fmt: skip

@@ -26,12 +26,12 @@ def materialize(
 ) -> dict[str, Publication]:
     """Write the changed rows of views (default: all) to Redis, and remove keys that no longer exist.
 
-    Collects pushed rows into the offline tables first. Afterward switches servers to the next contract if all of its
-    rows are online. Also deletes contracts that were replaced long enough ago, with their rows. Starts Redis if it is
-    embedded. For each view, waits up to ten minutes for another run that writes it.
+    Returns counts of keys by view. Collects pushed rows into the offline tables first. Afterward switches servers to
+    the next contract if all of its rows are online. Also deletes contracts that were replaced long enough ago, with
+    their rows. Starts Redis if it is embedded. For each view, waits up to ten minutes for another run that writes it.
 
-    With `full`, compares every row with Redis, overwrites all that differ, and removes all that the view lacks. Online
-    rows are overwritten even if they are newer.
+    With `full`, compares every row with Redis, overwrites all rows that differ, even if the row in Redis
+    is newer, and removes all rows that the view lacks.
 
     Raises:
         ContractMismatch: the definitions have not been applied, or a table was built under another contract.

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from isthmus.features.contract.schema import Contract
 from isthmus.features.definition.spec import FeatureView, Spine
-from isthmus.features.errors import ContractMismatch, DataError, RequestError, nearest, one_of
+from isthmus.features.errors import ContractMismatch, DataError, RequestError, did_you_mean, one_of
 from isthmus.features.files import publish, require_local, write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.scan import rebatch
@@ -63,10 +63,6 @@ class TrainingOrigin:
     computed: RequestColumns | None
 
     def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
-        """Return everything that determines a training set as plain data, for its record and its id.
-
-        `served` has the time up to which each view's log was replayed; None if values are not joined as served.
-        """
         # The key is missing without request transforms, so that older training sets keep their id.
         computed = {"computed": self.computed.identity} if self.computed else {}
         return {
@@ -104,25 +100,23 @@ class TrainingData:
         return f"<TrainingData: {rows}, {chosen}; contract {origin.contract[:12]}>"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Join and yield the rows in order, in bounded memory. Raise DataError if the spine or a table is unusable."""
         return self._joined(self._spine.batches())
 
     def reader(self) -> pa.RecordBatchReader:
-        """Return the rows as an Arrow stream, which Polars and DuckDB can read. Rows are joined as they are read."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def table(self) -> pa.Table:
-        """Join all rows, again on each call; return them in memory. Raise a DataError if spine or table is unusable."""
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def pandas(self) -> "pd.DataFrame":
-        """Join all rows, again on each call, into a DataFrame. Integers and booleans with nulls keep their type."""
+        """Join the rows and return them as a DataFrame. Integer and boolean columns with nulls keep their type."""
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """Return a torch `IterableDataset` of `columns` (default: all numeric) that joins the rows again each epoch.
+        """Return a torch `IterableDataset` of batches of `batch` rows, which joins the rows again in each epoch.
 
-        Raises RequestError for a column that is missing or not numeric, and for a `DataLoader` with workers.
+        `columns` are the columns to convert (default: all numeric ones). Raises RequestError for a column that is
+        missing or not numeric, and when a `DataLoader` with workers reads it.
         """
         from isthmus.orchestration.tensors import Tensors
 
@@ -132,9 +126,9 @@ class TrainingData:
         """Join the rows and write them atomically to the local folder `path`, with a record that reproduces them.
 
         The folder gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file. The
-        project notes the folder, so that `record.reproduce` finds it by id. Replaces an earlier training set. Raises
-        DataError if another folder is there, and RequestError for a URL. With the training set `like`, copies its
-        statistics, and raises DataError if the new id differs.
+        project notes the folder, so that `record.reproduce` finds the training set by id. Replaces an earlier training
+        set in the folder. Pass as `like` the training set to reproduce: its statistics are copied, and another id
+        raises DataError. Also raises DataError if `path` exists and is not a training set, and RequestError for a URL.
         """
         target = require_local("training set", path).absolute()
         if target.exists() and not (target / RECORD).is_file():
@@ -157,7 +151,6 @@ class TrainingData:
         return written
 
     def identity(self, spine_sha256: str) -> str:
-        """Return the id of the training set that `write` would make if the spine has this hash."""
         return hashlib.sha256(json.dumps(self._as_dict(spine_sha256), sort_keys=True).encode()).hexdigest()[:16]
 
     def _write_rows(self, folder: Path, target: Path) -> TrainingSet:
@@ -198,13 +191,9 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> TrainingData:
-    """Prepare to join features to the rows of a spine (training examples), each as of the time of the row.
+    """Prepare to join features to the rows of a spine, as of each row's time. Rows are joined when they are read.
 
-    Rows are joined when they are read. `features` is a service, or features as `view:feature`. `spine` is a table,
-    frame or file, or a SELECT over the views. `status` adds a status column per view. `as_served` joins values that
-    were readable online at each time, not the values known then. `join` is "embedded" or "engine". Raises
-    ContractMismatch if the definitions are not applied, RequestError for an unknown feature or a wrong combination of
-    options, and DataError for an unusable table or spine.
+    Takes the arguments of `isthmus.training_data` and raises the same errors, but takes only an open `Project`.
     """
     contract = project.applied()
     offline = project.offline_store()
@@ -224,12 +213,13 @@ def training_data(
 def prepare_join(
     project: Project, spine: SpineRows, origin: TrainingOrigin, *, join: str, served: bool | Mapping[str, int]
 ) -> TrainingData:
-    """Prepare the join of the views in `origin` to a spine (training examples). Rows are joined when they are read.
+    """Prepare to join the views in `origin` to the rows of a spine. Rows are joined when they are read.
 
-    If `served` is False, joins the values that were known at each row's time. If True, joins the values that were
-    readable online at that time, by the log of materializations. A mapping (`TrainingSet.served`) replays the log of
-    each view only up to a time. Raises RequestError if `join` is unknown or the engine cannot do this join. Raises
-    DataError if `served` is not False and a view was never materialized.
+    `served` selects the values. False joins the values that were known at each row's time. True joins the values that
+    were readable online at that time, by the log of materializations. A mapping, `TrainingSet.served` of an earlier
+    training set, replays the log only as far as for that set. `join` is "embedded" for this process or "engine" for the
+    project's engine. Raises RequestError if `join` is unknown or the engine cannot do this join. Raises DataError if
+    `served` is not False and a view was never materialized.
     """
     require_join(join, as_served=served is not False)
     offline, threads = (
@@ -271,10 +261,11 @@ class FeatureSelection(NamedTuple):
 
 
 def select_features(contract: Contract, features: str | Sequence[str]) -> FeatureSelection:
-    """Return the features of a service, or the features that a list or comma-separated text names, in that order.
+    """Return the features that a user selects for a training set, by view and by request transform.
 
-    The name of a view or request transform alone selects all its features. Adds stored features that a selected request
-    transform reads. Raises RequestError if a name is unknown or repeated, or the list is empty.
+    `features` is the name of a service, or a list or comma-separated text of `view:feature`. The name of a view or of a
+    request transform alone selects all its features. Adds stored features that a selected request transform reads.
+    Raises RequestError if a name is unknown or repeated, or the list is empty.
     """
     if isinstance(features, str) and features in contract.services:
         service = contract.service(features)
@@ -289,12 +280,12 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
             expected = f"{one_of(contract.services)} for a service, or view:feature with {named}"
             if name in contract.services:
                 raise RequestError(f"features, {name!r}", "is a service", expected=f"features={name!r}, without a list")
-            near = nearest(owner, [*contract.views, *contract.transforms])
+            near = did_you_mean(owner, [*contract.views, *contract.transforms])
             raise RequestError(f"features, {name!r}", f"is not in the contract{near}", expected=expected)
         kind = "view" if owner in contract.views else "request transform"
         known = [column.name for column in declared.fields]
         if feature and feature not in known:
-            problem = f"{kind} {owner} has no such feature{nearest(feature, known)}"
+            problem = f"{kind} {owner} has no such feature{did_you_mean(feature, known)}"
             raise RequestError(f"features, {name!r}", problem, expected=one_of(known))
         selected = (selection.stored if kind == "view" else selection.computed).setdefault(owner, [])
         for added in [feature] if feature else known:
@@ -320,11 +311,10 @@ class HashedSpine:
 
     @property
     def sha256(self) -> str:
-        """Hash of the schema and of the rows read so far; it does not depend on batch sizes."""
         return self._hash.hexdigest()
 
     def read(self) -> str:
-        """Read all rows, write them to `file` if it is set, and return their hash. Call it only once."""
+        """Read all rows of the spine, write them to `file` if it is set, and return their hash. Call this only once."""
         deque(self.batches(), maxlen=0)
         return self.sha256
 
@@ -360,11 +350,6 @@ def _tables(
 
 
 def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[str, DataType]:
-    """Return the types of a spine's keys, times, request fields and labels by name.
-
-    Used to read spines (training examples) without types, such as CSV files. Leaves out request fields and labels that
-    are declared with several types.
-    """
     declared: dict[str, set[str]] = {}
     inputs = [(column.name, column.dtype.name) for name in contract.services for column in contract.raw_inputs(name)]
     for spine in contract.spines.values():

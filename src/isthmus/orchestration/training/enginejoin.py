@@ -50,10 +50,11 @@ class EngineJoin:
         self._status, self._threads, self._name = status, threads, name
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Join features to a spine (training examples) in the engine, and yield its rows in order, in batches.
+        """Join features to the rows of a spine with the project's engine, and yield the rows in order, in batches.
 
-        Reads the whole spine first, then opens a session of the engine. Both use a temporary folder in the offline
-        store. Raises DataError if the join fails in the engine, and the errors of `engine.session`.
+        Reads the whole spine into files first, then opens a session of the engine. The temporary folder is in the
+        offline store, because executors can access it. Raises DataError if the join fails in the engine, and
+        DependencyError if the engine cannot start or be reached.
         """
         # In the offline store, which executors can access even as another user.
         with scratch_folder(Path(self._offline.root), "_join") as folder:

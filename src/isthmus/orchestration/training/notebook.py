@@ -23,7 +23,7 @@ def training_data(
 
     Uses the current tables. Rows are joined when they are read, and again on each read. `.table()` and `.reader()`
     return Arrow, `.torch()` returns tensors, and `.pandas()` a DataFrame that keeps integers beside nulls.
-    `.write(folder)` writes Parquet and a record that `isthmus features training-set --like` reproduces.
+    `.write(folder)` writes Parquet and a record, from which `isthmus features training-set --like` makes the same set.
 
     Args:
         project: the project, or its folder.

@@ -25,9 +25,9 @@ def reproduce(project: Project, record: str, out: Path | str | None = None, *, j
     """Write a training set again from the same table versions. The bytes are the same, even if the tables changed.
 
     `record` is the folder of the training set, its record file or its id. Replaces the files in that folder, or writes
-    to the folder `out`. `join` is "embedded" or "engine". Raises RequestError if the training set does not exist.
-    Raises DataError and writes nothing if a table version, the spine (training examples) or a request transform is gone
-    or has changed.
+    to the folder `out`. `join` is "embedded" to join in this process, or "engine" for the project's engine. Raises
+    RequestError if the training set does not exist. Raises DataError and writes nothing if a table version, the spine
+    or a request transform is gone or has changed.
     """
     past = _find(project, record)
     where = f"training set {past.id}"
@@ -88,7 +88,6 @@ def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) ->
 
 
 def history_of(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHistory:
-    """Return the version of view `name` that the training set `past` read; raise DataError if it is gone or differs."""
     view, version = ViewContract.from_dict(name, past.views[name]), past.tables[name]
     where, remedy = f"training set {past.id}", "make a new training set: this one cannot be reproduced"
     try:

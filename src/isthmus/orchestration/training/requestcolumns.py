@@ -28,7 +28,6 @@ class RequestColumns:
 
     @property
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Everything that determines the values: the hash and the computed fields of each transform, by its name."""
         hashes = {name: transform.hash for name, transform in self.contract.transforms.items()}
         return {part.name: {"hash": hashes[part.name], "fields": [field.name for field in part.fields]}
                 for _, part in self.transforms}  # fmt: skip
@@ -46,7 +45,6 @@ class RequestColumns:
 
 
 def request_columns(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> RequestColumns | None:
-    """Prepare to compute `fields` (field names by request transform) in the project's engine; None without `fields`."""
     if not fields:
         return None
     transforms = []

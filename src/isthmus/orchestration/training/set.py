@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from isthmus.features.contract.schema import optional
+from isthmus.features.contract.schema import optional_fields
 from isthmus.features.errors import RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.pointintime.spine import SpineRows
@@ -33,11 +33,13 @@ def write_training_set(  # noqa: PLR0913 - the options of the command
     join: str = "embedded",
     progress: Progress = silent,
 ) -> TrainingSet:
-    """Write the training set that the command line options ask for; raise RequestError if they cannot be combined.
+    """Write the training set that the options of `isthmus features training-set` select.
 
     With `like` (folder or id of a training set), writes that training set again from the same table versions, to `out`
-    or in place. With `spine` (a file or SQL), `features` and `out`, joins features to the rows of the spine. Otherwise,
-    writes the training set of the distillation `name` and makes it the latest. `name` is optional if there is only one.
+    or in place. With `spine` (a file or SQL), `features` and `out`, joins the features to the rows of the spine.
+    Otherwise, writes the training set of the distillation `name` and makes it the latest. `name` is optional if there
+    is only one. `status`, `as_served` and `join` are as in `isthmus.training_data`. Raises RequestError if the options
+    cannot be combined.
     """
     kinds = {"a distillation": name, "--spine": spine, "--like": like}
     if len([kind for kind, value in kinds.items() if value is not None]) > 1:
@@ -62,12 +64,12 @@ def training_set(
     join: str = "embedded",
     progress: Progress = silent,
 ) -> TrainingSet:
-    """Write the training set of a distillation, and make it the latest one.
+    """Write the training set of a distillation, and make it the latest one, on which students are trained.
 
-    Computes its spine (the table of training examples) with the project's engine, and joins the features as of each
-    row's time. Does not join again if the same training set exists, but writes its statistics if they are missing. With
-    `as_served`, joins the values that were readable online at each row's time, by the log of materializations. The rows
-    do not depend on `join`, which must be "embedded" with `as_served`. `name` is optional if the project has one
+    Computes the spine with the project's engine, and joins the features as of each row's time. Does not join again if
+    the same training set exists, but writes its statistics if they are missing. With `as_served`, joins the values that
+    were readable online at each row's time, by the log of materializations. `join` is "embedded" to join in this
+    process, or "engine"; the rows are the same. `as_served` needs "embedded". `name` is optional if the project has one
     distillation. Raises ContractMismatch if the definitions have not been applied.
     """
     contract = project.applied()
@@ -75,7 +77,7 @@ def training_set(
     declared = project.distillation(name)
     offline = project.offline_store()
     services = [service.name for service in (declared.teacher, declared.student)]
-    views = dict.fromkeys(view for service in services for view, _ in contract.read(service))
+    views = dict.fromkeys(view for service in services for view, _ in contract.stored_features(service))
     transforms = {transform.name: transform for service in services for transform in contract.transforms_of(service)}
     histories = [offline.history(contract.views[view]) for view in views]
     progress(f"computing {declared.spine.name}", 0.0)
@@ -83,7 +85,7 @@ def training_set(
         spine = compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
     # Inputs with a default may be missing in the spine; models read null.
     types = {column.name: ARROW[column.dtype.name] for each in transforms.values() for column in each.request}
-    for absent in sorted(optional(list(transforms.values())).difference(spine.schema.names)):
+    for absent in sorted(optional_fields(list(transforms.values())).difference(spine.schema.names)):
         spine = spine.append_column(absent, pa.nulls(len(spine), types[absent]))
     rows = SpineRows(spine.schema, spine.to_batches)
     features = {history.view.name: [column.name for column in history.view.fields] for history in histories}
@@ -100,7 +102,7 @@ def training_set(
     written = TrainingSet.read(folder)
     if not baseline.has_statistics(written):
         inputs = dict.fromkeys(column for service in services for column in contract.inputs(service))
-        baseline.write(written, list(inputs), histories, offline)
+        baseline.write_statistics(written, list(inputs), histories, offline)
     write_atomically(latest, identity.encode())
     progress("the training set is written", 1.0)
     return written

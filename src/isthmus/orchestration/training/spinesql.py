@@ -23,11 +23,11 @@ def is_sql(text: str) -> bool:
 
 
 def spine_from_sql(query: str, tables: Mapping[str, ds.Dataset | pa.Table], threads: int) -> SpineRows:
-    """Run a single SELECT over `tables` on `threads` threads; return its rows as a spine (training examples).
+    """Run a user's SELECT over `tables` with DuckDB, and return its rows as a spine. The rows can be read only once.
 
-    The rows can be read only once. Times are in UTC. The query cannot access files, the network or variables of this
-    process. Raises RequestError if it is not a single SELECT. Raises DataError if it fails. Reading the rows may raise
-    DataError, too.
+    Uses up to `threads` threads. Times are in UTC. The query cannot access files, the network or variables of this
+    process. Raises RequestError if it is not a single SELECT. Raises DataError if it fails, also later while the rows
+    are read.
     """
     database = duckdb.connect(config={
         "threads": threads, "python_enable_replacements": False,

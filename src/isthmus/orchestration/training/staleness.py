@@ -21,12 +21,12 @@ _FOLDER, _FILE = "device", "rows.parquet"
 
 
 def device_rows_file(project: Project, declared: Distillation, examples: TrainingSet) -> str:
-    """Return the path of a Parquet file with the rows of a training set as devices see them. Write it if missing.
+    """Return the path of a Parquet file with the rows of a training set as devices would see them. Write it if missing.
 
-    The student must have a `device`. In each row, the student's inputs come from a snapshot (stored features on the
-    device) of random age, up to the limit of the `device`. Inputs are null for keys that devices do not keep. The ages
-    are the same in each call. Inputs that only the teacher reads are left out. Raises DataError if a table version is
-    gone.
+    Used to train students that run on devices. In each row, the student's inputs come from a snapshot of random age, up
+    to the limit that the student's `device` declares. The student must have a `device`. Inputs are null for keys that
+    devices do not keep. The ages are the same in each call. Leaves out inputs that only the teacher reads. Raises
+    DataError if a table version is gone.
     """
     device, service = _device(declared), project.applied().service(declared.student.name)
 
@@ -37,9 +37,10 @@ def device_rows_file(project: Project, declared: Distillation, examples: Trainin
 
 
 def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Table], **identity: str) -> str:
-    """Return the path of a Parquet file in the folder of a training set. If it is missing, write the result of `rows`.
+    """Return the path of a Parquet file in the folder of a training set. Write it if it is missing.
 
-    The path depends only on `device` and `identity`, so they must cover everything that determines the rows.
+    The file gets the result of `rows`, which is called only then. The path depends only on `device` and `identity`, so
+    they must include everything that determines the rows.
     """
     folder = examples.path / f"{_FOLDER}-{sha256({_FOLDER: device.identity(), **identity})[:12]}"
     if not (folder / _FILE).exists():
@@ -56,13 +57,13 @@ def with_stale_inputs(
     *,
     computed: bool = True,
 ) -> pa.Table:
-    """Replace the student's inputs in `rows` of a training set by values from older snapshots.
+    """Replace the student's inputs in `rows` of the training set `examples` by values from older snapshots.
 
-    A snapshot has stored features for devices. The student must have a `device`, and inputs are null for keys that it
-    does not keep. `ages` gets the times of consecutive rows and the index of the first row, and returns the age of the
-    snapshot for each row. Times and ages are in microseconds. Inputs that only the teacher reads are left out. With
-    `computed`, the project's engine adds inputs from request transforms, which takes seconds even for a few rows.
-    Raises DataError if a table version is gone.
+    The result shows the inputs that a device would have. The student must have a `device`, and inputs are null for keys
+    that the device does not keep. `ages` takes the times of consecutive rows and the index of the first row, and
+    returns the age of the snapshot for each row. Times and ages are in microseconds. Leaves out inputs that only the
+    teacher reads. With `computed`, the project's engine adds the inputs from request transforms, which takes seconds
+    even for a few rows. Raises DataError if a table version is gone.
     """
     contract, service, offline = (
         project.applied(),
@@ -70,7 +71,7 @@ def with_stale_inputs(
         project.offline_store(),
     )
     features: dict[str, list[str]] = {}
-    for view, feature in contract.read(service):
+    for view, feature in contract.stored_features(service):
         features.setdefault(view, []).append(feature)
     fields: dict[str, list[str]] = {}
     for transform, field in contract.service(service).computed:

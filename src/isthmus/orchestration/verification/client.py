@@ -50,7 +50,6 @@ class Client:
         self._lot = LOT
 
     def one_row_per_request(self) -> "Client":
-        """Return a client that sends one row per request, over the same connection. Opens the connection if needed."""
         self._connection = self._connection or self._connect()
         single = copy.copy(self)
         single._lot = 1
@@ -63,11 +62,13 @@ class Client:
         rows: int,
         request: Mapping[str, TypedValues] = MappingProxyType({}),
     ) -> pa.Table:
-        """Look up features; return a table of keys, features by full name, and the status and event time of each view.
+        """Look up features on the server, and return them as a table.
 
-        `features` are pairs (view, feature) and (request transform, field). `keys` and `request` have one value per
-        row. Raises the errors of the API. Also raises DependencyError if the server does not answer, ContractMismatch
-        if it has another contract, and DataError if the answer has other columns or rows than the request.
+        The table has the join keys, the features, and the status and event time of each view. `features` are pairs
+        (view, feature) or (request transform, field). `keys` and `request` have `rows` values for each join key and
+        each request field. Raises the errors that the API returns. Raises DependencyError if the server does not
+        answer, ContractMismatch if it has another contract, and DataError if the answer has other columns or rows than
+        the request.
         """
         entities = {**keys, **{name: _as_json(dtype, values) for name, (dtype, values) in request.items()}}
         schema = self._schema(features, list(keys))
@@ -94,7 +95,6 @@ class Client:
         return answer
 
     def rejection_reason(self) -> str | None:
-        """Ask the server why it does not serve the deployed package; return None if it does, or if none is deployed."""
         report = json.loads(self._send("GET", "/models"))
         outdated = next((model["outdated"] for model in report["models"]), None)
         reason: str | None = report["refused"] or outdated
@@ -103,10 +103,11 @@ class Client:
     def predict(
         self, entities: Mapping[str, TypedValues], request: Mapping[str, TypedValues], rows: int
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Ask the server for the deployed model's predictions for `rows` rows: float32, shape (n,) or (n, classes).
+        """Return the server's predictions for `rows` rows: float32, shape (rows,) or (rows, classes).
 
-        `entities` has a type and n values for each join key, and `request` for each request field. Raises the errors of
-        the API, DependencyError if the server does not answer, and ContractMismatch if it has another contract.
+        `entities` and `request` have the type and `rows` values of each join key and each request field. Raises the
+        errors that the API returns. Raises DependencyError if the server does not answer, and ContractMismatch if it
+        has another contract.
         """
         columns = {
             part: {name: _as_json(dtype, values) for name, (dtype, values) in group.items()}
@@ -239,10 +240,10 @@ def private_api(
 ) -> Iterator[Client]:
     """Run a private server of the project on a free local port during a `with` block, and yield a client for it.
 
-    The client's first request waits until the server is ready. `url` is the Redis of the server. The server's clock is
-    frozen at `at`, microseconds since 1970 UTC. The server uses `contract`, and the package in the file `deployment`,
-    or else in the project's deployment file. Its log in the project's state folder is deleted at the end of the block,
-    but kept after an error.
+    The server uses `contract` and the Redis at `url`. Its clock is frozen at `at`, in microseconds since 1970 UTC. It
+    serves the package that the file `deployment` names (default: the project's deployment file). The client's first
+    request waits until the server is ready. The server's log in the project's state folder is deleted at the end of the
+    block, but kept after an error.
     """
     log = project.state / "logs" / f"verify-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

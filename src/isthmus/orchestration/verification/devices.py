@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.types import Index, spread
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.features.clock import MICROSECOND, Status
 from isthmus.features.contract.schema import STATUS, Column, Contract, ViewContract
 from isthmus.features.definition.spec import Snapshot
@@ -34,7 +34,7 @@ from isthmus.orchestration.verification.sides import ComparedRows, questions_at,
 from isthmus.orchestration.verification.views import EVENT, KNOWN, offline_values
 from isthmus.package.manifest import Package
 from isthmus.package.snapshot.file import Header, SnapshotFile, read_header, read_rows, read_snapshot, to_online_row
-from isthmus.package.snapshot.owners import Lines, Owners, open_owners, text_of
+from isthmus.package.snapshot.owners import Lines, Owners, encode_key_text, open_owners
 from isthmus.package.snapshot.selection import kept_views, rows_in_snapshot
 from isthmus.package.snapshot.signature import require_sealed, signature_checker
 from isthmus.package.snapshot.store import Latest, SnapshotFolder
@@ -88,11 +88,11 @@ def compare_snapshot(
 ) -> ComparedSnapshot:
     """Compare each row of the newest snapshot of the student's service with the tables as of the snapshot's time.
 
-    A snapshot is a signed file with stored features for devices. The result is empty if the student has no `device`. It
-    has only a reason if there is no snapshot, if the snapshot is older than the tables or definitions, if it is too old
-    for devices at `at` (microseconds since 1970 UTC), or if its signature cannot be checked here. A snapshot that was
-    altered, is gone, or has an invalid signature counts as a difference. If each owner has a file, checks every file.
-    Creates a signing key if there is none. Raises DataError if the description of the newest snapshot is damaged.
+    `histories` are the tables. The result is empty if the student has no `device`. It has only a reason if there is no
+    snapshot, if the snapshot is older than the tables or definitions, if it is too old for devices at `at`
+    (microseconds since 1970 UTC), or if its signature cannot be checked here. A snapshot that was altered, is gone, or
+    has an invalid signature counts as a difference. If each owner has a file, checks every file. Creates a signing key
+    if there is none. Raises DataError if the description of the newest snapshot is damaged.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:
@@ -177,11 +177,12 @@ def device_rows(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory],
     snapshot: ComparedSnapshot, count: int | None,
 ) -> DeviceRows | None:  # fmt: skip
-    """Turn up to 500 rows of the package's training set, or up to `count` if fewer, into questions to a device.
+    """Select up to 500 rows of the package's training set, or up to `count` if fewer, to ask a device in the verdict.
 
     `snapshot` has the stored features of the device. Skips rows whose keys the device does not keep. If each owner has
-    a file, uses only rows of up to ten owners. Returns None if no row is left, `snapshot` was not compared, or the
-    student or package is not for devices.
+    a file, uses only rows of up to ten owners. Also returns the inputs that a device and that training would have for
+    the rows; `histories` are the tables to join. Returns None if no row is left, if `snapshot` was not compared, or if
+    the student or package is not for devices.
     """
     manifest, contract, device, file = package.manifest, project.applied(), declared.student.device, snapshot.file
     if device is None or file is None or manifest.device is None:
@@ -206,7 +207,7 @@ def device_rows(
         places, files = _of_owners(snapshot.owners, owner, complete, places)
     if not len(places):
         return None
-    questions = complete.take(places[spread(len(places), len(places) if count is None else count)])
+    questions = complete.take(places[evenly_spaced(len(places), len(places) if count is None else count)])
     read = {view.name for view in views}
     joined = point_in_time(questions_at(questions, at), [each for each in histories if each.view.name in read])
     offline = columns(joined, manifest.model_inputs)
@@ -261,7 +262,7 @@ def _rows_of_owners(
                 problem = problem or f"has rows of another {generation.owner[0]}"
             rows[view.name] |= found
         if problem:
-            owner = text_of(decode_values(key)[0])
+            owner = encode_key_text(decode_values(key)[0])
             refused.append(ValueDifference(owner, "a file that devices accept", f"it {problem}"))
     differing = len(refused)
     verdict = FeatureVerdict(compared, differing, np.inf if differing else 0.0, refused[:EXAMPLES])
@@ -272,7 +273,9 @@ def _files_of(file: Path, keys: Iterable[bytes]) -> dict[bytes, bytes]:
     with open_owners(file) as owners:
         found = {key: own.data for key in sorted({*keys}) if (own := owners.file(key)) is not None}
     present = [*found]
-    return {present[place]: found[present[place]] for place in spread(len(present), OWNER_FILES)} if present else {}
+    return (
+        {present[place]: found[present[place]] for place in evenly_spaced(len(present), OWNER_FILES)} if present else {}
+    )
 
 
 def _rows(view: ViewContract, lines: Lines) -> dict[bytes, bytes]:

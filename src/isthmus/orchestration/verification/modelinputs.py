@@ -10,7 +10,7 @@ import pyarrow as pa
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.onnx.runtime import predict
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.types import Index, spread
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.features.contract.schema import Column
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.pointintime.join import point_in_time
@@ -44,15 +44,16 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory], online: OnlineSide,
     count: int, verdict: Verdict,
 ) -> None:  # fmt: skip
-    """Compare inputs of a package from offline and from served values, and the server's predictions with the model's.
+    """Compare a package's inputs from offline tables with its inputs from the server, and also the predictions.
 
-    Adds the results to `verdict`. Keys and request fields come from up to `count` rows of the package's training set.
-    Skips a row if the row of its key in Redis became known after every row of the offline table. If the server of
-    `online` rejects the package, every prediction counts as different.
+    The server's predictions are compared with those that the package makes here from the offline inputs. Adds the
+    results to `verdict`. `histories` are the tables, and `online` has the server and Redis. Takes keys and request
+    fields from up to `count` rows of the package's training set. Skips a row if the row of its key in Redis became
+    known after every row of the offline table. If the server rejects the package, every prediction counts as different.
     """
     contract, manifest = project.applied(), package.manifest
     variant = manifest.variant(serving_profile(project, package.files.folder).precision)
-    inputs, features = manifest.model_inputs, contract.read(manifest.service)
+    inputs, features = manifest.model_inputs, contract.stored_features(manifest.service)
     histories = [history for history in histories if history.view.name in {view for view, _ in features}]
     request = [column for column in contract.raw_inputs(manifest.service) if column.available == "request"]
     keys = contract.spines[declared.spine.name].key_names
@@ -115,14 +116,10 @@ def _compare_predictions(
         verdict = some.compare(offline, nothing, Float32, tolerance)
         return replace(verdict, examples=[replace(example, online=refusal) for example in verdict.examples])
 
-    return compared(api, answered), compared(api.one_row_per_request(), answered[spread(len(answered), SINGLES)])
+    return compared(api, answered), compared(api.one_row_per_request(), answered[evenly_spaced(len(answered), SINGLES)])
 
 
 def largest_differences(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return for each row the expected number and the answer of the class where both differ most. Shapes are (n,).
-
-    `expected` has shape (n,) or (n, classes). If `answers` has another shape, every answer counts as NaN.
-    """
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]
@@ -135,7 +132,6 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
 
 
 def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
-    """Return the type and values of each model input by name, read back from the tensors `fed` to the graph."""
     masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}
     for item, place in zip(inputs, tensor_positions(inputs), strict=True):

@@ -67,7 +67,6 @@ def page(verdict: Verdict, project: str) -> str:
 
 
 def screen(verdict: Verdict, file: Path) -> Iterator[Block]:
-    """Yield blocks for the terminal: comparisons, differing values, outcome, and `file`, the path of the page."""
     yield _overview(verdict)
     if verdict.runtimes:
         yield runtimes_table(verdict)
@@ -115,7 +114,6 @@ def _overview(verdict: Verdict) -> TableBlock:
 
 
 def runtimes_table(verdict: Verdict) -> TableBlock:
-    """Return a table with a row per runtime: files, rows, differences from the student's answers, and milliseconds."""
     rows: list[list[Text]] = []
     for name, runtime in verdict.runtimes.items():
         total = merged([verdict.files[file] for file in runtime.files])
@@ -136,7 +134,6 @@ def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
 
 
 def images(verdict: Verdict) -> dict[str, str]:
-    """Return images as data URLs by title: an overview of differences, and plots of up to three differing features."""
     rows = []
     for name, features in _groups(verdict).items():
         total = merged(list(features.values()))

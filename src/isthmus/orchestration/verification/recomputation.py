@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.types import Index, in_batches, spread
+from isthmus.distill.types import Index, evenly_spaced, in_batches
 from isthmus.features.contract.schema import Column, Contract, TransformContract
 from isthmus.features.definition.spec import AtRequest
 from isthmus.features.request.graph import RowGraph
@@ -31,13 +31,13 @@ def recompute(
     project: Project, contract: Contract, declared: Distillation | None, api: Client, verdict: Verdict, *,
     all_keys: bool,
 ) -> None:  # fmt: skip
-    """Compare the engine's results of request transforms in the latest training set with the results of the graphs.
+    """Compare what the engine and the servers compute for request transforms, and add the comparisons to `verdict`.
 
-    A request transform is a function of a request, and its graph is what servers run. Adds the comparisons to
-    `verdict`. The graphs run here and in the server of `api`, whose comparisons are named `API NAME`. Uses a sample of
-    the rows; with `all_keys`, all rows here and up to 2,000 in the server. Some rows are also computed one at a time,
-    and must have the same bits as in a batch. Other comparisons allow the declared tolerance. Skips a transform, with a
-    reason, if the training set has no values of its current definition.
+    A request transform computes features from a request. The engine's results are in the latest training set. Servers
+    run a graph of the transform. The graphs run here, and in the server of `api`, whose comparisons are named `API
+    NAME`. Uses a sample of the rows; with `all_keys`, all rows here and up to 2,000 in the server. Results may differ
+    by the declared tolerance. Some rows are also computed one at a time, and must have the same bits as in a batch.
+    Skips a transform, with a reason, if the training set has no values of its current definition.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.transforms_of(service)}
@@ -88,20 +88,14 @@ class EngineResults:
         self._results = self._fields(table)
 
     def compare_graph(self) -> tuple[Comparison, Comparison]:
-        """Compare graph with engine, and single rows of the graph with batches; return both comparisons by field."""
         values = self._graph.run(self._inputs).values
         # Rows that the graph refuses are null here, and so differ from the engine's values.
         compared = self._compare(self._rows, self._results, values, self._tolerances)
-        rows = spread(len(self._rows), SINGLES)
+        rows = evenly_spaced(len(self._rows), SINGLES)
         batched = {name: value.take(rows) for name, value in values.items()}
         return compared, self._compare(self._rows.take(rows), batched, self._in_batches(self._inputs, rows, 1))
 
     def compare_answers(self, api: Client) -> tuple[Comparison, Comparison]:
-        """Compare a server's answers with expected values, and its answers to single rows with the graph's results.
-
-        The expected values are the engine's, or the graph's if the stored features of a row have changed since. Skips
-        rows that the graph refuses. Returns both comparisons by field.
-        """
         transform, table = self._transform, self._table
         key_columns = {
             column.name: column for view, _ in transform.stored for column in self._contract.views[view].keys
@@ -114,7 +108,7 @@ class EngineResults:
         answered, online = self._answers(api, keys, current, rows)
         offline = {name: values.take(answered) for name, values in expected.items()}
         compared = self._compare(self._rows.take(answered), offline, online, self._tolerances)
-        alone, online = self._answers(api.one_row_per_request(), keys, current, rows[spread(len(rows), SINGLES)])
+        alone, online = self._answers(api.one_row_per_request(), keys, current, rows[evenly_spaced(len(rows), SINGLES)])
         return compared, self._compare(self._rows.take(alone), self._in_batches(current, alone, FEW), online)
 
     def _answers(

@@ -42,10 +42,6 @@ class ClientRun(NamedTuple):
 
 
 def ask_client(package: Package, device: DeviceRows) -> ClientRun:
-    """Run the package's JavaScript client in Node on the questions in `device`; return answers or error, and duration.
-
-    Takes up to two minutes. Returns NodeFailed and DependencyError instead of raising them. Installs nothing.
-    """
     began = time.perf_counter()
     answers: DeviceReport | NodeFailed | DependencyError
     try:
@@ -64,12 +60,13 @@ def compare_runtimes(
     verdict: Verdict,
     all_keys: bool,
 ) -> None:
-    """Run each file of the package in every runtime available here, and compare the answers with the student's.
+    """Run each file of a package in every runtime that is available here, and compare the answers with the student's.
 
-    Adds the results to `verdict`, and the reason for each missing runtime to `verdict.skipped`. `parity` has the
-    student's answers. ONNX Runtime gets all rows of a full verdict. Other runtimes get a sample unless `all_keys` is
-    set. Every runtime also gets the rows of `device`, whose stored features come from a snapshot. `client` returns the
-    JavaScript client's answers to the rows of `device`. If both are given, onnxruntime-web answers nothing else.
+    Adds the results to `verdict`, and a reason for each missing runtime to `verdict.skipped`. `parity` has the
+    student's answers. ONNX Runtime gets all rows of `parity`, and other runtimes a sample unless `all_keys` is set.
+    Every runtime also gets the rows of `device`, whose stored features come from a snapshot. `client` returns the
+    JavaScript client's answers to the rows of `device`. If both are given, these answers are the only ones of
+    onnxruntime-web.
     """
     all_rows = parity.sample(parity.rows)
     few = all_rows if all_keys or parity.slow_runtime_rows == parity.rows else parity.sample(parity.slow_runtime_rows)
@@ -148,10 +145,6 @@ def _by_client(
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare the inputs that Python and the JavaScript client compute for a model's numeric core, bit by bit.
-
-    Returns a verdict per tensor. `keys` has the names of the rows in the verdict.
-    """
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}
     for name, rows in sides[0].items():

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from isthmus.distill.types import Index, spread
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.features import clock
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import horizon
+from isthmus.features.offline.latest import latest_known_time
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.redis.connection import translate_errors
@@ -67,21 +67,13 @@ class OnlineSide:
             return self.store.keys(view)
 
     def newer_than_table(self, history: ViewHistory, keys: pa.Table) -> Mask:
-        """Return a mask (n,) of the keys whose row in Redis became known after every row of the offline table.
-
-        `verify` skips these keys, because training cannot have their rows yet.
-        """
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Return, for n keys, a mask of rows newer than the offline table, and known times and content hashes in Redis.
-
-        Times and hashes are null for keys without a valid row.
-        """
         with translate_errors(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.
-        ahead: Mask = (answer.known > horizon(history, self.at)) & (answer.status != clock.Status.NOT_FOUND)
+        ahead: Mask = (answer.known > latest_known_time(history, self.at)) & (answer.status != clock.Status.NOT_FOUND)
         valid = (answer.status == clock.Status.PRESENT) | (answer.status == clock.Status.NULL)
         known, content = (
             Values(np.where(valid, data, 0), valid)
@@ -91,22 +83,16 @@ class OnlineSide:
 
 
 def questions_at(keys: pa.Table, at: int) -> pa.Table:
-    """Add the event time `at` (microseconds since 1970 UTC) to each key, to join features as of that time."""
     moments = pa.array(np.full(len(keys), at), pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     return keys.append_column("event_timestamp", moments)
 
 
 def sample_with_keys(table: pa.Table, keys: Sequence[str], count: int) -> pa.Table:
-    """Return up to `count` rows spread over the table. Rows with a null key are left out: the API rejects them."""
     rows = _with_keys(table, keys)
-    return table.take(pa.array(rows[spread(len(rows), count)] if len(rows) else rows))
+    return table.take(pa.array(rows[evenly_spaced(len(rows), count)] if len(rows) else rows))
 
 
 def sample_of(compared: pa.Table, table: pa.Table, keys: Sequence[str]) -> Sample:
-    """Count the rows of `compared`, and the rows of `table` that a full verdict compares.
-
-    A full verdict compares up to 2,000 rows without a null key.
-    """
     return Sample(len(compared), min(len(_with_keys(table, keys)), CHECKED_ROWS))
 
 

@@ -180,7 +180,6 @@ class _Verification:
 
 
 def require_passed(verdict: Verdict) -> Verdict:
-    """Return the verdict if it passed; raise GateFailed with the first differing names, or if nothing was compared."""
     if verdict.passed:
         return verdict
     parts = verdict.named().items()

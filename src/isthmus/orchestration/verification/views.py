@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.distill.types import Index, spread
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.features import clock
 from isthmus.features.contract.schema import RESERVED, STATUS, Column
 from isthmus.features.offline.history import ViewHistory, status_column
@@ -32,22 +32,22 @@ EVENT, KNOWN, CONTENT = RESERVED
 def compare_view(
     offline: OfflineStore, history: ViewHistory, online: OnlineSide, verdict: Verdict, *, all_keys: bool
 ) -> None:
-    """Compare the offline rows of a view with the answers of a server, key by key, and add the result to `verdict`.
+    """Compare a view's offline rows with the answers of a server, key by key, and add the result to `verdict`.
 
     Compares features, status, event time, known time and content hash for a sample of keys, and looks some keys up one
-    at a time. Keys whose row in Redis is newer than the table are skipped and counted in `verdict.ahead`. With
+    at a time. Skips keys whose row in Redis is newer than the table, and counts them in `verdict.ahead`. With
     `all_keys`, compares every key of table and Redis, and first raises DataError if a content hash in the table is
     wrong.
     """
     view = history.view
     served_keys = online.keys(view) if all_keys else None
     if all_keys:
-        offline.check(history)
+        offline.require_unaltered(history)
     with offline.reading(view.table):
         keys, count = _keys(history, online.at, served_keys)
         trained = offline_values(keys, history)
     served = _served(online.api, keys, history)
-    singles = spread(len(keys), SINGLES)
+    singles = evenly_spaced(len(keys), SINGLES)
     alone = _served(online.api.one_row_per_request(), keys.take(pa.array(singles)), history)
     # Read after the answers, so that a row pushed in between is skipped rather than reported as a difference.
     ahead, served[KNOWN], served[CONTENT] = online.stored(history, keys)
@@ -88,11 +88,6 @@ def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]
 
 
 def offline_values(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
-    """Return columns of a point-in-time join by name: features, status, event time, known time and content hash.
-
-    `keys` has the join keys and the `event_timestamp` to join at. All columns but the status are null if the row is
-    missing or expired. The view of `history` may be limited to some features.
-    """
     view = history.view
     # Joined like features; these columns show which answers are null.
     more = Column(EVENT, UnixTimestamp), Column(KNOWN, UnixTimestamp), Column(CONTENT, Int64)

@@ -136,14 +136,12 @@ class _Version(msgspec.Struct):
 
 
 def text_of(value: Any, element: str) -> str:
-    """Encode a value of type `element` as text: a float as hex digits of its bits, a boolean as 0 or 1."""
     if element in REALS:
         return struct.pack(f">{element[0]}", value).hex()
     return str(value) if element == "string" else str(int(value))
 
 
 def value_of(text: str, element: str) -> Any:
-    """Decode a text that `text_of` wrote for `element`; raise ValueError, or struct.error for a float, if invalid."""
     if element == "string":
         return text
     if element in REALS:
@@ -158,7 +156,6 @@ def value_of(text: str, element: str) -> Any:
 
 
 def read_form(data: bytes, where: str = HEAD) -> HeadForm:
-    """Parse and validate the content of `head.json`; raise PackageError if it is invalid or of another version."""
     if len(data) > LARGEST:
         raise PackageError(where, f"{len(data):,} bytes", expected=f"at most {LARGEST:,}")
     try:

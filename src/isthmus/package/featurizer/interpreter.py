@@ -50,14 +50,19 @@ class Head:
 
     @classmethod
     def loads(cls, data: bytes, where: str = HEAD) -> "Head":
-        """Create a head from the content of `head.json`. Raise PackageError if the content is invalid."""
+        """Read the content of `head.json`, the file of a package with the steps that prepare model inputs.
+
+        `where` names the file in errors. Raises PackageError if the content is invalid or of another version.
+        """
         return cls(read_form(data, where), where)
 
     def feeds(self, columns: Mapping[str, Values]) -> CoreFeeds:
-        """Compute the inputs of the model's numeric core, which runs after the head, for n rows.
+        """Compute the inputs of the model's numeric core from the raw inputs of n rows.
 
-        `columns` has n values for every raw input by name, and may have others. Raises a DataError if a column is
-        missing, and a PackageError if a step fails, such as a division by zero in an invalid file.
+        The core is the part of the model that a runtime executes after these steps. `columns` has n values for every
+        raw input by name; other columns are ignored. Returns a tensor per input of the core, and a mask of the rows
+        that a request transform rejects, which must not be scored. Raises a DataError if a column is missing, and a
+        PackageError if a step fails, such as a division by zero in an invalid file.
         """
         if missing := [item.name for item in self.form.inputs if item.name not in columns]:
             raise DataError(self._where, f"no column {missing[0]}", expected="a column for every input")
@@ -117,9 +122,10 @@ def _attributes(group: StepGroup) -> dict[str, Any]:
 
 
 def matcher(parts: Parts) -> Callable[[str, Any], bool]:
-    """Return a function that tells if its first argument consists of the given parts, with any text in between.
+    """Return a function that tells if its first argument matches a LIKE pattern as a whole.
 
-    A part is a list of strings (pieces), with any one character between two pieces. The second argument is ignored.
+    `parts` are the pattern split at `%` (any text), each split again at `_` (any one character). The second argument of
+    the function is ignored.
     """
     begin, *middle = ([*chain.from_iterable((None, *piece) for piece in pieces)][1:] for pieces in parts)
     end = middle.pop() if middle else None

@@ -28,10 +28,10 @@ def build_head(
 ) -> bytes:
     """Convert an ONNX graph that prepares model inputs to the content of `head.json`, which other languages can run.
 
-    `outputs` has the element type of each output tensor. `refused` names the tensor with the mask of refused rows; None
-    if the graph refuses no rows. `session` opens a model in a runtime, which computes the constants of the graph.
-    Raises UnreadableGraph if an operator is unknown or may give other bits in another language, or if the result is
-    larger than 16 MiB.
+    `sources` are the input tensors of the graph, and `outputs` has the element type of each output tensor. `refused`
+    names the tensor that is true for rows that must not be scored, None if the graph has no such rows. `session` opens
+    a model in a runtime, which computes the constants of the graph. Raises UnreadableGraph if an operator is unknown or
+    may give other bits in another language, or if the result is larger than 16 MiB.
     """
     steps = ProgramBuilder(session)
     form = _Form(steps)
@@ -154,7 +154,6 @@ def _attribute(operation: Operation) -> Any:
 
 
 def parts_of(pattern: str) -> list[list[str]]:
-    """Split a regex `(?s)...` at `.*` into parts, and parts at `.` into pieces; UnreadableGraph for other regexes."""
     parts, place = [[""]], len("(?s)")
     while place < len(pattern):
         if (piece := _PIECES.match(pattern, place)) is None:

@@ -69,11 +69,9 @@ class Decoder:
     part: int = PART
 
     def cache(self, most: int | None = None) -> Cache:
-        """Create an empty cache for `most` tokens, by default and at most for the whole context of the model."""
         return Cache(self.owner, self.shape, min(most or self.generation.context, self.generation.context))
 
     def require_prompt(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens may follow a prompt. Raise RequestError if it is empty or fills the context."""
         context = self.generation.context
         if not tokens:
             raise RequestError("prompt", "has no tokens", expected="a text")
@@ -82,10 +80,6 @@ class Decoder:
         return min(context - len(tokens), self.generation.most)
 
     def feeds(self, tokens: Sequence[int], cache: Cache) -> dict[str, Array]:
-        """Return the inputs of the graph for reading `tokens` after the tokens in `cache`.
-
-        Raises RequestError if the tokens do not fit into the cache, and PackageError for the cache of another model.
-        """
         if (cache.owner, cache.shape) != (self.owner, self.shape):
             raise PackageError(
                 self.where, f"got the cache of model {cache.owner[:12]}, with {list(cache.shape)} per token",
@@ -96,7 +90,6 @@ class Decoder:
         return {TOKENS: np.array([tokens], np.int64), PAST: cache.values[None]}
 
     def take(self, outputs: Mapping[str, Array], cache: Cache) -> StepOutput:
-        """Append new keys and values to `cache`, and return the output; raise PackageError if a logit is not finite."""
         (logits,) = outputs[LOGITS]
         # Infinite logits have no lead: infinity minus itself is NaN.
         if not np.isfinite(logits).all():
@@ -111,10 +104,12 @@ class Decoder:
         return StepOutput(logits, token, lead)
 
     def read(self, run: Run, tokens: Sequence[int], cache: Cache) -> StepOutput:
-        """Run the model on one or more tokens, in parts of limited size, and return the last output. Extends `cache`.
+        """Run the model on tokens that follow the tokens in `cache`, and return the output after the last one.
 
-        Raises RequestError if the cache is too small, and PackageError for another model's cache, a NaN or infinity.
-        Earlier parts then stay in the cache.
+        Needs at least one token. Adds the tokens to `cache`. `run` computes the graph of the model. Long inputs are
+        computed in parts of limited size. Raises RequestError if the cache is too small. Raises PackageError if the
+        cache belongs to another model, or if a logit is NaN or infinite. After an error, earlier parts stay in the
+        cache.
         """
         for part in self.parts(tokens):
             output = self.take(run(self.feeds(part, cache)), cache)
@@ -125,10 +120,11 @@ class Decoder:
             yield tokens[begin : begin + self.part]
 
     def greedy(self, run: Run, prompt: Sequence[int], most: int | None = None) -> Iterator[StepOutput]:
-        """Generate a text after a prompt: yield the output for each new token, always taking the most likely token.
+        """Continue a prompt with the most likely token at each step; yield the output for each new token.
 
-        Ends after a token that ends the text, or after `most` tokens. The package's own limit always applies. Raises
-        RequestError if the prompt is empty or fills the context, and PackageError for a NaN or infinity.
+        `run` computes the graph of the model. Ends after a token that ends the text, or after `most` tokens. The limit
+        in the package's settings always applies. Raises RequestError if the prompt is empty or fills the context, and
+        PackageError if a logit is NaN or infinite.
         """
         room = self.require_prompt(prompt)
         room = room if most is None else min(most, room)

@@ -55,16 +55,15 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return template_features(self.template)
 
     def too_long(self, tokens: str) -> RequestError:
-        """Return the error for a prompt that is too long. `tokens` is its length as text, such as "5,000 tokens"."""
         return RequestError("prompt", f"has {tokens}, and the context of the model {self.context:,}",
                             expected=f"{self.context - 1:,} tokens at most", remedy="shorten it")  # fmt: skip
 
     def parts(self, prompt: str, features: Mapping[str, str] | None = None) -> list[str | int]:
-        """Fill the template with a prompt and features; return texts and ids of control tokens, in order.
+        """Fill the prompt template with a user's prompt and features; return texts and ids of control tokens in order.
 
-        `features` has the text of each feature in the template. Raises RequestError if one is missing. Control tokens
-        come only from the template, never from the prompt or a feature. Prompt, features and the template's text around
-        them are joined to one text.
+        The caller tokenizes the texts. `features` has the text of each feature in the template. Raises RequestError if
+        one is missing. Control tokens come only from the template, never from the prompt or a feature. Between two
+        control tokens, everything is joined to one text.
         """
         values = {**(features or {}), PROMPT: prompt}
         if absent := [name for name in _FIELD.findall(self.template) if name not in values]:
@@ -90,19 +89,11 @@ def unknown_features(template: str, contract: Contract, service: str) -> list[Pr
 
 
 def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, str]]:
-    """Map names for prompt templates, such as `view__feature`, to pairs (view or request transform, feature).
-
-    Includes all features of `service`.
-    """
     declared = contract.service(service)
     return {SEPARATOR.join(pair): pair for pair in (*declared.features, *declared.computed)}
 
 
 def format_feature(value: Any, dtype: DataType) -> str:
-    """Format a feature that is not null as text for a prompt: strings unchanged, other values as JSON.
-
-    A Float32 gets only the digits that identify it: 0.1, not 0.10000000149011612.
-    """
     if isinstance(value, str):
         return value
     if "Float32" in dtype.name:

@@ -61,15 +61,14 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Return the largest token id plus one, to compare with the vocabulary of the model."""
         return max(self._own.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, parts: Sequence[str | int], most: int | None = None) -> list[int]:
-        """Return the token ids of a prompt: the tokens that begin every prompt, then the tokens of each part, in order.
+        """Return the token ids of a prompt, to feed a model: its start tokens, then the tokens of each part in order.
 
-        A part is a text or the id of a control token. Raises RequestError if a text has characters without tokens,
-        turns into a control token, or is long and certainly has more than `most` tokens. The result may still have more
-        than `most` tokens: check its length.
+        A part is a text or the id of a control token. Raises RequestError if a text has characters without tokens, or
+        turns into a control token. With `most` (a number of tokens), also raises it for a long text that certainly
+        exceeds `most`, without tokenizing it. The result can still be longer than `most`, so check its length.
         """
         texts = [part for part in parts if isinstance(part, str)]
         if most is not None and sum(map(len, texts)) > LONG and (least := sum(map(self.least, texts))) > most:
@@ -105,7 +104,7 @@ class Tokenizer:
         return tokens
 
     def least(self, text: str) -> int:
-        """Return a lower bound on the number of tokens of a text, much faster than tokenizing it."""
+        """Return a lower bound on the number of tokens of `text`, to reject a long text without tokenizing it."""
         data = np.frombuffer(self._normal(text).encode(errors="replace"), np.uint8)
         return int(np.bincount(data, minlength=256) @ self._shares)
 
@@ -125,7 +124,10 @@ class Tokenizer:
         return text if normalizer is None else normalizer.normalize_str(text)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the UTF-8 bytes that token id `token` stands for; empty for a control token or an unknown id."""
+        """Return the bytes that a token id stands for, to turn generated tokens into text.
+
+        The bytes may be only a part of a UTF-8 character. They are empty for a control token or an unknown id.
+        """
         letters = None if token in self._control else self._own.id_to_token(token)
         if letters is None:
             return b""

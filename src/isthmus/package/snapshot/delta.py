@@ -30,7 +30,7 @@ class Pieces(Protocol):
 
     @property
     def parts(self) -> list[bytes]:
-        """The bytes of the file in consecutive pieces. A delta omits pieces that both files have."""
+        """The bytes of the file, cut into consecutive pieces. A delta omits the pieces that both files have."""
 
     @property
     def data(self) -> bytes: ...
@@ -48,7 +48,6 @@ class _Step:
 
 
 def difference(base: Pieces, target: Pieces) -> bytes:
-    """Return the delta from snapshot `base` to `target`: only the pieces of `target` that `base` does not have."""
     places: dict[bytes, int] = {}
     place = 0
     for part in base.parts:
@@ -72,7 +71,10 @@ def _encoded(step: _Step) -> bytes:
 
 
 def apply_delta(base: bytes, delta: bytes, where: str = "difference") -> bytes:
-    """Rebuild the newer snapshot from `base` and a delta; raise DataError if it is damaged or for another base."""
+    """Rebuild the newer snapshot on a device from the snapshot `base` and a delta; return its bytes.
+
+    `where` names the delta in errors. Raises DataError if the delta is damaged, or was made for another base.
+    """
     if len(delta) < _START.size:
         raise DataError(where, f"has {len(delta)} bytes", expected="a difference of snapshots")
     magic, version, begin, end, size = _START.unpack_from(delta)

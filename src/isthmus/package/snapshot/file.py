@@ -81,12 +81,10 @@ class SnapshotFile:
 
     @cached_property
     def body(self) -> bytes:
-        """The bytes that the signature covers: the file without the signature."""
         return b"".join(self.parts[:-1])
 
     @cached_property
     def parts(self) -> list[bytes]:
-        """The bytes of the file in pieces: the header, each row with its key, the signature."""
         rows = [key + row for name, _ in self.header.views for key, row in sorted(self.rows[name].items())]
         return [encode_header(self.header), *rows, self.signature]
 
@@ -103,18 +101,15 @@ class SnapshotFile:
 
 
 def to_online_row(row: bytes, view: ViewContract) -> bytes:
-    """Convert a row of a snapshot file to a packed row of the online store, with the content hash 0."""
     event, known = _TIMES.unpack_from(row)
     return ROW_HEADER.pack(1, view.prefix, event, known, 0) + row[_TIMES.size :]
 
 
 def to_snapshot_row(row: bytes, event: int, known: int) -> bytes:
-    """Convert a packed row of the online store to a row of a snapshot file. Both times are in microseconds."""
     return _TIMES.pack(event, known) + row[ROW_HEADER.size :]
 
 
 def read_header(data: bytes, where: str) -> tuple[Header, int]:
-    """Return the header of a snapshot file and the offset of its rows; raise DataError if it is not a snapshot."""
     if len(data) < _START.size + SIGNATURE_SIZE:
         raise DataError(where, f"has {len(data)} bytes", expected="a snapshot")
     magic, version, size = _START.unpack_from(data)
@@ -130,7 +125,11 @@ def read_header(data: bytes, where: str) -> tuple[Header, int]:
 
 
 def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snapshot") -> SnapshotFile:
-    """Parse a snapshot file without checking its signature; raise DataError if it is damaged or has other views."""
+    """Parse the bytes of a snapshot, a file of feature rows for devices. Does not check its signature.
+
+    `views` are the views that the file must contain, in order, and `where` names the file in errors. Raises DataError
+    if the file is damaged or has other views.
+    """
     header, place = read_header(data, where)
     if [name for name, _ in header.views] != [view.name for view in views]:
         named = ", ".join(name for name, _ in header.views)
@@ -147,7 +146,6 @@ def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snap
 def read_rows(
     view: ViewContract, count: int, data: bytes, place: int = 0, where: str = "snapshot"
 ) -> tuple[dict[bytes, bytes], int]:
-    """Parse `count` rows at offset `place`; return them by key, and the offset after them. DataError if damaged."""
     result: dict[bytes, bytes] = {}
     fixed = _TIMES.size + RowCodec(view).width - ROW_HEADER.size
     variable = any(column.dtype.numpy is None for column in view.fields)

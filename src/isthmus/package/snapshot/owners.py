@@ -46,8 +46,8 @@ Lines = Sequence[bytes]
 _LINES = msgspec.msgpack.Decoder(tuple[tuple[bytes, ...], ...])
 
 
-def text_of(value: KeyValue) -> str:
-    """Encode a join key value for headers and paths: strings as is, bytes in Base64, other values as in JSON."""
+def encode_key_text(value: KeyValue) -> str:
+    """Encode a join key value as text for a URL or header: a string as is, bytes in Base64, others as in JSON."""
     match value:
         case str():
             return value
@@ -58,8 +58,12 @@ def text_of(value: KeyValue) -> str:
     return str(value)
 
 
-def value_of(text: str, dtype: DataType) -> KeyValue:
-    """Decode a text of `text_of` to a value; raise ValueError if it does not fit the type, or is empty, "." or ".."."""
+def decode_key_text(text: str, dtype: DataType) -> KeyValue:
+    """Decode a join key value from its text in a URL, the inverse of `encode_key_text`.
+
+    Raises ValueError if the text is not the exact text of a value of type `dtype`, or is empty, "." or "..", which
+    cannot be a part of a URL's path.
+    """
     if text in _UNNAMED:
         raise ValueError(text)
     value: KeyValue
@@ -77,7 +81,7 @@ def value_of(text: str, dtype: DataType) -> KeyValue:
             value = int(text)
             if not -(1 << _BITS[name]) <= value < 1 << _BITS[name]:
                 raise ValueError(text)
-    if text_of(value) != text:
+    if encode_key_text(value) != text:
         # Each value has exactly one text.
         raise ValueError(text)
     return value
@@ -108,12 +112,11 @@ class SharedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return owner_column(self.owner)
 
     def file(self, key: bytes, own: Sequence[Lines]) -> "OwnFile":
-        """Return the unsigned snapshot of the owner with encoded key `key`: shared rows, and `own` rows per view."""
         (value,) = decode_values(key)
         rest = iter(own)
         lines = [next(rest) if shared is None else shared for shared in self.shared]
         views = tuple((name, len(rows)) for (name, _), rows in zip(self.header.views, lines, strict=True))
-        header = msgspec.structs.replace(self.header, views=views, owner=(self.owner[0], text_of(value)))
+        header = msgspec.structs.replace(self.header, views=views, owner=(self.owner[0], encode_key_text(value)))
         return OwnFile([encode_header(header), *(line for rows in lines for line in rows)])
 
 
@@ -138,9 +141,11 @@ class OwnFile:
 def split_by_owner(
     header: Header, owner: Column, views: Sequence[ViewContract], rows: Mapping[str, Rows]
 ) -> tuple[SharedSnapshot, dict[bytes, list[Lines]]]:
-    """Split the rows of a snapshot into a part that all owners share, and each owner's rows by encoded key.
+    """Split the rows of a snapshot so that each owner's device gets its own rows and those that all owners share.
 
-    `owner` is the join key that identifies an owner. Views without it are shared. The keys of the dict ascend.
+    `owner` is the join key that identifies an owner, such as a user id. A view without this key is shared. `rows` has
+    the rows of each view by key. Returns the shared part, and a dict from each owner's encoded key to the owner's rows,
+    one list per view that is not shared. The keys of the dict are in ascending order.
     """
     own = [view for view in views if owner in view.keys]
     grouped: dict[bytes, list[list[bytes]]] = {}
@@ -158,11 +163,13 @@ def split_by_owner(
 def write_owners(
     file: Path, generation: SharedSnapshot, own: Iterable[tuple[bytes, Sequence[Lines]]], sign: Callable[[bytes], bytes]
 ) -> Iterator[tuple[bytes, OwnFile]]:
-    """Write a new SQLite file with the snapshots of all owners; yield each owner's key and signed snapshot.
+    """Write the snapshots of all owners to a new SQLite file; yield each owner's encoded key and signed snapshot.
 
-    `own` has pairs of an owner's key and rows, with ascending keys. `sign` returns the signature of a snapshot's bytes.
-    Writes nothing until the result is iterated, and the file is complete only after the last item. A killed process
-    leaves a partial file. Raises an OSError if the file has content or cannot be written.
+    An owner is a value of a join key, such as a user id, whose devices get only its own rows and shared rows.
+    `generation` is the part that all owners share. `own` has pairs of an owner's encoded key and the owner's rows, in
+    ascending order of keys. `sign` returns the signature for the bytes of a snapshot. Nothing is written before the
+    result is iterated, and the file is complete only after the last item. A killed process leaves a partial file.
+    Raises OSError if `file` already has content or cannot be written.
     """
     try:
         with closing(sqlite3.connect(file, isolation_level=None)) as db:
@@ -198,7 +205,6 @@ class Owners:
             return int(count)
 
     def file(self, key: bytes) -> OwnFile | None:
-        """Return the signed snapshot of the owner with encoded key `key`; None if the owner has no rows."""
         with self._reading():
             record = self._db.execute("SELECT rows, signature FROM owners WHERE key = ?", [key]).fetchone()
             if record is None:
@@ -233,7 +239,6 @@ def _blob(value: object) -> bytes:
 
 @contextmanager
 def open_owners(file: Path) -> Iterator[Owners]:
-    """Open the file of all owners' snapshots in a `with` block, to read; raise FileNotFoundError if it is missing."""
     try:
         db = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     except sqlite3.Error as error:

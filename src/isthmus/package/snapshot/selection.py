@@ -19,19 +19,14 @@ _LONGEST = (1 << 63) - 1
 
 
 def kept_views(contract: Contract, service: str) -> list[ViewContract]:
-    """Return the views that a snapshot of `service` contains, each with only the features that the service reads."""
     names_of: dict[str, set[str]] = {}
-    for view, feature in contract.read(service):
+    for view, feature in contract.stored_features(service):
         names_of.setdefault(view, set()).add(feature)
     views = [(contract.views[name], names) for name, names in names_of.items()]
     return [replace(view, fields=tuple(c for c in view.fields if c.name in names)) for view, names in views]
 
 
 def rows_in_snapshot(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
-    """Return a mask (n,) of the rows that belong in a snapshot: their keys are among those that `device` selects.
-
-    A join key that is not in `device.keys`, such as the owner's, may have any value.
-    """
     mask = np.ones(len(rows), bool)
     for key in view.keys:
         if key.name in device.keys:
@@ -41,7 +36,6 @@ def rows_in_snapshot(view: ViewContract, rows: pa.Table, device: Snapshot) -> Ma
 
 
 def exposed_features(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:
-    """Describe what a snapshot reveals to devices: a text per feature, such as "view:feature of every id"."""
     exposed = []
     for view in views:
         keys = " and ".join(_values_of(key.name, device) for key in view.keys)
@@ -58,10 +52,11 @@ def _values_of(key: str, device: Snapshot) -> str:
 def device_manifest(
     contract: Contract, service: FeatureService, stale: float | str | None = None
 ) -> DeviceManifest | None:
-    """Describe the rows that a device keeps, for the manifest of a package; None if the service has no `device`.
+    """Describe the rows that a device keeps, for the manifest of an exported package.
 
-    `stale` is for devices without a recent snapshot: a number is the answer, a text names the package that answers
-    instead, and None refuses to answer.
+    Returns None if the feature service has no `device`. `stale` says what a device without a recent snapshot does: a
+    number is the prediction that it returns, a text is the name of the package that it uses instead, and with None it
+    makes no prediction.
     """
     if service.device is None:
         return None

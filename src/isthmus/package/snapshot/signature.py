@@ -24,7 +24,6 @@ class SnapshotSigner:
 
     @classmethod
     def of(cls, file: Path, password: str | None = None) -> "SnapshotSigner":
-        """Load a P-256 private key (PEM); raise ConfigurationError if the key or its password is unusable."""
         with extra("devices"):
             import cryptography  # noqa: F401 - so that a missing `cryptography` names this extra, not `signing`
         key = read_private_key(file, password)
@@ -37,7 +36,7 @@ class SnapshotSigner:
         return snapshot.signed(self.sign(snapshot.body))
 
     def sign(self, body: bytes) -> bytes:
-        """Return the 64-byte ECDSA signature of `body`, the bytes of a snapshot without its signature."""
+        """Return the ECDSA signature (64 bytes, r and s) of `body`, the bytes of a snapshot without its signature."""
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -51,9 +50,10 @@ class SnapshotSigner:
 
 
 def create_key(file: Path) -> None:
-    """Create a P-256 private key for signing snapshots, readable only by the user and without a password.
+    """Create the private key (P-256, PEM) that signs a project's snapshots, unless `file` exists.
 
-    Does nothing if `file` exists. Creates a missing parent folder. Raises DependencyError without the extra `devices`.
+    The key has no password, and only the current user can read it. Creates a missing parent folder. Raises
+    DependencyError if the extra `devices` is not installed.
     """
     with extra("devices"):
         from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -69,13 +69,11 @@ def create_key(file: Path) -> None:
 
 
 def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapshot") -> None:
-    """Raise DataError unless the private key that belongs to `public_key` (PEM) signed exactly this snapshot."""
     if not signature_checker(public_key, where)(snapshot.data):
         raise DataError(where, "is not signed by the key of the project, or was changed after it was signed")
 
 
 def signature_checker(public_key: str, where: str = "snapshot") -> Callable[[bytes], bool]:
-    """Return a function that checks the signature of a snapshot's bytes with `public_key` (PEM)."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature

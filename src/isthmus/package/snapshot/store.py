@@ -53,14 +53,12 @@ class SnapshotFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock in a `with` block, as every writer must. Creates the folder if needed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def latest(self) -> Latest | None:
-        """Read the description of the newest snapshot; None without snapshots. Raises DataError if it is damaged."""
         file = self.folder / LATEST
         try:
             return msgspec.json.decode(file.read_bytes(), type=Latest)
@@ -79,7 +77,6 @@ class SnapshotFolder:
         return self.folder / f"{digest}.snapshot"
 
     def snapshot(self, digest: str) -> bytes:
-        """Read the snapshot with this SHA-256; raise FileNotFoundError if it is missing, DataError if it is damaged."""
         path = self.path(digest)
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -94,11 +91,12 @@ class SnapshotFolder:
         return self.folder / f"{digest}.owners"
 
     def owner_snapshot(self, key: bytes, latest: Latest, since: str | None = None) -> tuple[str, bytes] | None:
-        """Return the SHA-256 of an owner's newest snapshot and the bytes to send; None if the owner has no rows.
+        """Return the SHA-256 of an owner's newest snapshot, and the bytes that update a device to it.
 
-        `key` is the owner's encoded join key value. `since` is the SHA-256 of the snapshot on the device. The bytes are
-        empty if `since` is the newest, a delta if an earlier file has it, and else the whole snapshot. Raises
-        FileNotFoundError if the newest file is missing, and DataError if it is damaged.
+        `key` is the encoded join key of the owner, such as a user id. `latest` describes the newest file of snapshots,
+        and `since` is the SHA-256 of the snapshot that the device has. The bytes are empty if `since` is the newest
+        snapshot, a delta if an earlier file still has `since`, and otherwise the whole snapshot. Returns None if the
+        owner has no rows. Raises FileNotFoundError if the newest file is missing, and DataError if it is damaged.
         """
         with open_owners(self.owners(latest.snapshot)) as owners:
             newest = owners.file(key)
@@ -123,11 +121,12 @@ class SnapshotFolder:
         discloses: Sequence[str] = (),
         tables: Mapping[str, str] | None = None,
     ) -> Latest:
-        """Write a signed snapshot as the newest, with deltas from up to `keep` earlier ones; delete all other files.
+        """Publish a signed snapshot as the newest of its service; return its description.
 
-        `views` are the views in the snapshot. Returns the new description, which includes `discloses` and `tables`.
-        Call it within `locked`. A reader that holds an older description may miss a file now, and must call `latest`
-        again.
+        `views` are the views in the snapshot. Keeps up to `keep` earlier snapshots, writes a delta from each of them to
+        the new one, and deletes all other files. `discloses` (the features that the snapshot exposes) and `tables` (the
+        fingerprint of each view's table) go into the description. Hold `locked` during the call. A reader with an older
+        description may then find a file missing, and must call `latest` again.
         """
         before = self.latest_or_none()
         earlier = [] if before is None else [before.snapshot, *before.earlier]
@@ -155,11 +154,13 @@ class SnapshotFolder:
         tables: Mapping[str, str] | None = None,
         signed: Callable[[bytes, OwnFile], None] = lambda _key, _file: None,
     ) -> Latest:
-        """Write a new file with the snapshots of all owners. Keep up to `keep` earlier files, and delete the others.
+        """Publish a new file with the snapshots of all owners (such as users) as the newest; return its description.
 
-        `own` maps each owner's encoded key to the owner's rows; its keys ascend. `sign` returns the signature of a
-        snapshot's bytes. `signed` is called with each owner's key and signed snapshot before the file is in place.
-        Returns the new description, which includes `discloses` and `tables`. Call it within `locked`.
+        `generation` is the part that all owners share. `own` maps each owner's encoded key to the owner's rows, in
+        ascending order of keys. `sign` returns the signature for the bytes of a snapshot. `signed` is called with each
+        owner's encoded key and signed snapshot before the file is in place. Keeps up to `keep` earlier files and
+        deletes the others. `discloses` (the features that the snapshots expose) and `tables` (the fingerprint of each
+        view's table) go into the description. Hold `locked` during the call.
         """
         before = self.latest_or_none()
         earlier = [] if before is None or before.owner != generation.owner else [before.snapshot, *before.earlier]
@@ -189,7 +190,10 @@ class SnapshotFolder:
         return latest
 
     def clear(self) -> None:
-        """Delete all snapshots. Keep the lock file, since other processes may wait for it. Call it within `locked`."""
+        """Delete all snapshots of a service, so that servers stop offering them. Hold `locked` during the call.
+
+        Keeps the lock file, because other processes may wait for it.
+        """
         (self.folder / LATEST).unlink(missing_ok=True)
         for file in self._files():
             file.unlink(missing_ok=True)

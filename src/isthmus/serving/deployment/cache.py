@@ -20,12 +20,12 @@ def folder_of(file: Path) -> Path:
 def fetch(
     package: Path, digest: str, folder: Path, public_key: str | None, done: Callable[[str], None]
 ) -> tuple[Path, int]:
-    """Copy a package into the cache `folder` of deployed packages, unless it is there already.
+    """Copy the package folder `package` into the cache `folder` for a server, unless the cache already has it.
 
-    Returns its path in the cache and the bytes copied, or 0. Checks that the copy has the SHA-256 `digest` and, with a
-    `public_key` (PEM), its signature. If a check fails, raises a PackageError and leaves the cache unchanged. Replaces
-    a damaged copy, or a copy with a different signature. Calls `done("fetch")` or `done("verify")` after each step, so
-    that the caller can time the steps.
+    Returns the path in the cache and the number of bytes copied, or 0. Checks that the copy has the digest `digest`
+    (the package's SHA-256) and, with a `public_key` (PEM), its signature. If a check fails, raises PackageError and
+    leaves the cache unchanged. Replaces a damaged copy, or a copy with a different signature. Calls `done("fetch")` or
+    `done("verify")` after each step, so that the caller can time the steps.
     """
     target = folder / digest
     with suppress(PackageError):
@@ -50,7 +50,6 @@ def fetch(
 
 
 def require(folder: Path, digest: str, public_key: str | None) -> Package:
-    """Open a package; PackageError if it is damaged, has another digest, or is not signed with a given `public_key`."""
     package = open_package(folder)
     if (actual := package.files.digest) != digest:
         raise PackageError(f"package {package.manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],
@@ -67,7 +66,6 @@ def _signature(package: Path) -> bytes | None:
 
 
 def prune(folder: Path, keep: Collection[str]) -> None:
-    """Delete all packages from the cache `folder` except those whose digest is in `keep`. Ignores errors."""
     for entry in folder.glob("[0-9a-f]" * 64):
         if entry.name not in keep:
             shutil.rmtree(entry, ignore_errors=True)

@@ -38,7 +38,6 @@ class DeploymentHistory(Journal[Event]):
         )  # fmt: skip
 
     def add(self, record: Event) -> None:
-        """Append an event and sync it to disk, with paths in the cache made relative. Call it within `locked`."""
         super().add(msgspec.structs.replace(record, deployment=record.deployment.relative(self._file)))
 
     def _records(self, lines: bytes) -> list[Event]:
@@ -49,7 +48,11 @@ class DeploymentHistory(Journal[Event]):
 
 
 def deployment_chain(events: Sequence[Event]) -> list[Deployment]:
-    """Return the past and current deployments, oldest first, without repeated and rolled-back ones, for a rollback."""
+    """Return the deployments that a rollback steps back through, oldest first. The last one is the current one.
+
+    `events` is the history of a project's deployments, oldest first. Deployments that were rolled back are omitted. A
+    deployment of the same package, precision and threads as the one before replaces it.
+    """
     deployments: list[Deployment] = []
     for event in events:
         if event.action not in ("deploy", "promote", "rollback"):

@@ -61,14 +61,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
     def to_load(self, now: int) -> "list[Deployment]":
-        """Return the deployments to load at `now` (µs): this one, its candidate, and on probation the former one."""
         candidate = [] if self.candidate is None else [self.candidate.deployment]
         former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
         return [self.without_trials, *candidate, *former]
 
     @property
     def runtime_key(self) -> tuple[str, str, int]:
-        """Return digest, precision and threads. Deployments with the same key run in the same way."""
         return self.digest, self.precision, self.threads
 
     def dumps(self, file: Path) -> bytes:
@@ -76,7 +74,6 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def loads(cls, text: bytes, where: str = "deployment.json") -> "Deployment":
-        """Parse the deployment file `where` and make its package paths absolute; raise a PackageError if invalid."""
         try:
             deployment = msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -85,12 +82,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return deployment.absolute(Path(where))
 
     def relative(self, file: Path) -> "Deployment":
-        """Return a copy to write to `file`: paths in the cache next to it are relative. The inverse of `absolute`."""
         folder = file.parent.resolve()
         return self._with_packages(lambda package, own: own if package == folder / own else str(package))
 
     def absolute(self, file: Path) -> "Deployment":
-        """Return a copy with absolute package paths, for a deployment read from `file`. The inverse of `relative`."""
         folder = file.parent.resolve()
 
         def absolute(package: Path, own: str) -> str:
@@ -144,17 +139,19 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     profile: ServingProfile,
     *,
     tables: Mapping[str, str],
-    at: int,
+    deployed_at: int,
     public_key: str | None = None,
 ) -> Deployment:
-    """Check that a package may be deployed, as `isthmus deploy` does, and return its deployment.
+    """Check that a package may be deployed, as `isthmus deploy` does; return its deployment. Writes and loads nothing.
 
-    Writes and loads nothing. `tables` has the current fingerprint of each view's table.
+    `folder` is the package, and `verdict` is the result of `isthmus verify` for it. `tables` has the current
+    fingerprint of each view's offline table. `deployed_at` is the time of the deployment in microseconds since 1970
+    UTC. `public_key` (PEM) is the key that must have signed the package, or None.
 
-    Raises PackageError if the package is damaged, lacks the precision of `profile`, or is not signed with a given
-    `public_key`. Raises ContractMismatch if its service has changed, and RequestError if the service is unknown. Raises
-    GateFailed if the verdict is missing, failed, is for another package or contract, or did not compare a feature. Also
-    raises GateFailed if a table has changed since the verdict.
+    Raises PackageError if the package is damaged, lacks the precision of `profile`, is not signed with `public_key`,
+    or, as a model of rows, has other outputs than one number per row or class. Raises ContractMismatch if its service
+    has changed, and RequestError if the service is unknown. Raises GateFailed if the verdict is missing, failed, is for
+    another package or contract, or did not compare a feature, and if a table has changed since the verdict.
     """
     package = open_package(folder)
     if public_key is not None:
@@ -162,16 +159,22 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     manifest = package.manifest
     where = f"package {manifest.name}"
     require_service(where, read_contract(package), contract, manifest.service)
-    deployment = unverified_deployment(package, profile, at, public_key)
+    deployment = unverified_deployment(package, profile, deployed_at, public_key)
     if manifest.inputs:
-        require_rows(manifest)
+        require_row_output(manifest)
     verdict = _require_passed(where, deployment.digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
     return msgspec.structs.replace(deployment, verdict=Approval(verdict.at, verdict.compared, tuple(verdict.limits)))
 
 
-def unverified_deployment(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
-    """Return a deployment with an empty verdict, to run a package that is not verified. `at` is in microseconds."""
+def unverified_deployment(
+    package: Package, profile: ServingProfile, deployed_at: int, public_key: str | None
+) -> Deployment:
+    """Return a deployment with an empty verdict, to run a package for verification, replay or comparison.
+
+    `deployed_at` is the time of the deployment in microseconds since 1970 UTC. `public_key` is the key (PEM) that the
+    package must be signed with when it is loaded, or None. This function does not check the signature.
+    """
     manifest = package.manifest
     manifest.variant(profile.precision)
     return Deployment(
@@ -182,14 +185,17 @@ def unverified_deployment(package: Package, profile: ServingProfile, at: int, pu
         service=manifest.service,
         precision=profile.precision,
         threads=profile.threads,
-        deployed_at=at,
-        verdict=Approval(at, 0),
+        deployed_at=deployed_at,
+        verdict=Approval(deployed_at, 0),
         public_key=public_key,
     )
 
 
-def require_rows(manifest: Manifest) -> str:
-    """Return the name of the only output; raise PackageError unless it has a number per row, or per row and class."""
+def require_row_output(manifest: Manifest) -> str:
+    """Check that a package can answer `/predict`: its only output has a number per row, or per row and class.
+
+    Returns the name of the output. Raises PackageError for any other package.
+    """
     where = f"package {manifest.name}"
     if len(manifest.outputs) != 1 or len(manifest.outputs[0].shape) != (2 if manifest.classes else 1):
         outputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in manifest.outputs)
@@ -205,7 +211,7 @@ def require_rows(manifest: Manifest) -> str:
 def _require_coverage(
     where: str, contract: Contract, service: str, verdict: Verdict, tables: Mapping[str, str]
 ) -> None:
-    features = [*contract.read(service), *contract.service(service).computed]
+    features = [*contract.stored_features(service), *contract.service(service).computed]
     missing = []
     for view, feature in features:
         compared = verdict.views.get(view, {}).get(feature)

@@ -100,9 +100,10 @@ class Handlers:
 
     @asynccontextmanager
     async def lifespan(self, _app: object) -> AsyncIterator[None]:
-        """Load the contract and the model, and start the background tasks. Garbage collection becomes rare.
+        """Load the contract and model and start the background tasks, before the first request. Clean up at the end.
 
-        At the end, stop the tasks, write the recorded answers that still wait, and close all connections.
+        Makes garbage collection rare in this process, since it delays requests. At the end, stops the tasks, writes the
+        recorded answers that are still in memory, and closes all connections.
         """
         self._watch.load()
         # Otherwise every full collection scans all loaded objects, which takes 30 ms.
@@ -137,7 +138,7 @@ class Handlers:
         while True:
             with suppress(IsthmusError):  # requests report the error
                 state = self._watch.state
-                await self._store.look(state.contract.project, state.stored)
+                await self._store.check_losses(state.contract.project, state.stored)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _write_latency(self) -> None:
@@ -198,11 +199,10 @@ class Handlers:
                 return await offload(waits, _stream, lookup, call.join_keys, keys, answers, computed)
 
     async def push(self, request: Request) -> Response:
-        """Handle `/push`: write rows to the online store, to the queue for the offline tables, or to both."""
         return await self._push(request, message_of(await body_of(request), _PUSH))
 
     async def write(self, request: Request) -> Response:
-        """Handle `/write-to-online-store`, which Feast's remote online store calls. The offline tables get no rows."""
+        """Handle `/write-to-online-store`, which Feast's remote online store calls. Adds no rows to offline tables."""
         return await self._push(request, message_of(await body_of(request), _WRITE))
 
     async def _push(self, request: Request, rows: messages.PushRequest | messages.WriteRequest) -> Response:
@@ -244,7 +244,6 @@ class Handlers:
         return reply(msgspec.json.encode(messages.Models(deployed_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
-        """Handle `/status`: return the status of server and project, as an HTML page for browsers, else as JSON."""
         grants_of(request).require_status()
         state = self._watch.state
         answer = await status(self._settings, state, self._store, self.metrics, self._at())
@@ -259,20 +258,20 @@ class Handlers:
         state = self._watch.state
         contract = state.contract
         await self._store.ping(contract)
-        await self._store.require_whole(contract.project, state.stored)
+        await self._store.require_no_losses(contract.project, state.stored)
         model = state.model.deployment.model if state.model else None
         answer = messages.Ready("ready", contract.project, contract.hash, model)
         return reply(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
-        """Handle `/metrics`. If Redis fails, its metrics keep their values and `isthmus_ready` is 0."""
+        """Handle `/metrics`. If Redis fails, its metrics keep their last values and `isthmus_ready` is 0."""
         grants_of(request).require_status()
         gauges = self.metrics.gauges
         try:
             state, at = self._watch.state, self._at()
-            gauges.rows = await self._store.rows(state.contract.project, state.contract.views.values(), at)
-            gauges.earlier = await self._store.rows(state.contract.project, state.earlier_views, at)
-            await self._store.look(state.contract.project, state.stored)
+            gauges.rows = await self._store.view_rows(state.contract.project, state.contract.views.values(), at)
+            gauges.earlier = await self._store.view_rows(state.contract.project, state.earlier_views, at)
+            await self._store.check_losses(state.contract.project, state.stored)
             gauges.lost = {view.name for view in state.stored if view.online_name in self._store.losses.views}
             gauges.ready = not self._store.refused
         except IsthmusError:

@@ -47,8 +47,8 @@ class TextGeneration:
     async def answer(self, request: Request) -> Response:
         """Handle `/generate`: generate the first token, and return a response that streams the text as events.
 
-        Raises errors that occur before the first token, such as a BusyError for too many texts at a time. Later errors
-        are sent as events.
+        An error before the first token is raised and becomes the response, such as BusyError if too many texts are
+        being generated. A later error is sent as an event, since the response has already begun.
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()
@@ -90,11 +90,11 @@ class TextGeneration:
 async def tokens_of(
     generation: Generation, tokenizer: Tokenizer, parts: Sequence[str | int], turn: asyncio.Lock
 ) -> list[int]:
-    """Tokenize a prompt for a model that generates text; return its token ids.
+    """Tokenize the parts of a prompt without blocking the event loop; return the token ids to feed the model.
 
     A long prompt is tokenized in a thread, which continues even if the caller is canceled. The lock `turn` lets only
-    one such thread run at a time. Raises a RequestError if the prompt cannot be tokenized or is certainly too long. The
-    result may still be too long: check its length.
+    one such thread run at a time. Raises RequestError if the prompt cannot be tokenized, or certainly exceeds the
+    model's context. The result can still be too long, so check its length.
     """
     if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
         return tokenizer.encode(parts, generation.context)

@@ -74,7 +74,7 @@ class Guarded:
         if ring is not None and ring.keys:
             self._had_keys = True
         elif self._unguarded and ((ring is not None and ring.open is True) or self._never_had_keys()):
-            require_own_page(scope, self._hosts, name_it=f"name it in `[server] hosts`, or {_CREATE}")
+            require_own_page(scope, self._hosts, host_remedy=f"name it in `[server] hosts`, or {_CREATE}")
             return EVERYTHING
         else:
             raise errors.UnauthenticatedError("API key", "this server has no valid keys", remedy=_LOST)
@@ -200,20 +200,21 @@ class _Exchange:
 
 
 def require_own_page(
-    scope: Scope, hosts: Collection[str], *, name_it: str, instead: str = _CREATE, visits: bool = False
+    scope: Scope, hosts: Collection[str], *, host_remedy: str, site_remedy: str = _CREATE, visits: bool = False
 ) -> None:
-    """Raise a ForbiddenError if a web page of another site sent this request or WebSocket through a local browser.
+    """Raise ForbiddenError if a web page of another site sent this request or WebSocket through a local user's browser.
 
-    Call it for requests that need no key. A page can point its own host name at this machine, so a request over
-    loopback must name a loopback host or one of `hosts`. `name_it` is the remedy in the error for a wrong host, and
-    `instead` the remedy for a page of another site. With `visits`, a browser may follow a link from another site.
+    Call it for requests that need no API key. A page can point its own host name at this machine, so a request over
+    loopback must name a loopback host or one of `hosts`. The error for a wrong host tells the user to do `host_remedy`,
+    and the error for a page of another site tells the user to do `site_remedy`. With `visits`, a browser may follow a
+    link from another site.
     """
     named = [value for header, value in scope["headers"] if header == b"host"]
     foreign = [host for host in named if not _is_loopback(host) and _name(host) not in hosts]
     if foreign and _by_loopback(scope):
         raise errors.ForbiddenError(
             "request", f"is for host {foreign[0].decode('latin-1')[:100]!r}", expected="a host name of this machine",
-            remedy=name_it,
+            remedy=host_remedy,
         )  # fmt: skip
     origin, site = _header(scope, b"origin"), _header(scope, b"sec-fetch-site")
     # Browsers send the origin with every WebSocket handshake, but differ in `sec-fetch-site`.
@@ -223,7 +224,7 @@ def require_own_page(
     if elsewhere or (origin is not None and origin.partition(b"://")[2] not in named):
         raise errors.ForbiddenError(
             "request", "comes from a page of another site", expected="a program, or an API key",
-            remedy=instead,
+            remedy=site_remedy,
         )  # fmt: skip
 
 
@@ -237,13 +238,12 @@ def _by_loopback(scope: Scope) -> bool:
 
 
 def grants_of(request: Request) -> Grants:
-    """Return the permissions that `Guarded` stored in a request. Raises KeyError for a path that never needs a key."""
     grants: Grants = request.scope["state"]["grants"]
     return grants
 
 
 def error_response(error: IsthmusError, scope: Scope) -> Response:
-    """Create the response to an error, and store its class name in the scope for the metrics and the log."""
+    """Create the JSON response to an error. Stores the error's class name in `scope`, for the metrics and the log."""
     scope[REFUSAL] = type(error).__name__
     content = error.as_dict()
     if scope["path"].startswith("/v2"):

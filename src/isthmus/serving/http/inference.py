@@ -58,7 +58,7 @@ class Inference:
         state = self._state()
         contract = state.contract
         await self._store.ping(contract)
-        await self._store.require_whole(contract.project, state.stored)
+        await self._store.require_no_losses(contract.project, state.stored)
         if state.is_deployed:
             state.predictor()
         return _encoded(wire.ServerReady(live=True, ready=True), contract.hash)

@@ -70,14 +70,12 @@ class Predicted:
 
     @property
     def numbers(self) -> Outputs:
-        """Return the outputs as one array, shape (rows,) or (rows, classes). Output tensors become flat."""
         return self.outputs if isinstance(self.outputs, np.ndarray) else flat(self.outputs)
 
 
 def reader_for(
     recorder: Recorder | None, route: str, predictor: AnyPredictor, plan: LookupPlan | None = None
 ) -> AnswerReader | None:
-    """Return the `AnswerReader` that records an answer; None without a recorder, or outside its random sample."""
     if recorder is None:
         return None
     deployment = predictor.model.deployment
@@ -97,7 +95,6 @@ class PredictionService:
         self._waiting: asyncio.Queue[tuple[str, Callable[[], Awaitable[None]]]] = asyncio.Queue(WAITING)
 
     async def run_waiting(self) -> None:
-        """Run the queued comparisons of models on trial one by one, until canceled. Failures are logged."""
         while True:
             role, work = await self._waiting.get()
             try:
@@ -115,13 +112,14 @@ class PredictionService:
     async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
         """Answer a request for predictions; return the predictor that answered, and its outputs.
 
-        The requested version answers if there is one, else the deployed model or a model on trial. If a canary fails or
-        has no answer, the deployed model answers instead. If a deployment on probation fails, the former model does.
-        Counts requests and failures, and a trial ends after too many failures. May queue a comparison for
-        `run_waiting`.
+        If the request names a version, that version answers. Otherwise the deployed model answers, or for a share of
+        the requests a canary (a package on trial). If a canary fails or has no answer, the deployed model answers
+        instead. If a deployment on probation (a new one, still watched) fails, the former model answers instead. Counts
+        requests and failures. Too many failures end a trial. May queue a comparison of models for `run_waiting`, which
+        runs after the response.
 
-        Raises a RequestError if the request does not fit the model, a NotReadyError without a model, a ContractMismatch
-        if the model is outdated, and the errors of `stored`.
+        Raises RequestError if the request does not fit the model, NotReadyError without a model, ContractMismatch if
+        the model is outdated, and the errors of `stored`.
         """
         state = request.state
         if request.version is not None:
@@ -242,11 +240,12 @@ class PredictionService:
     async def stored(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, bits: Mapping[str, bytes] | None
     ) -> Mapping[str, ViewAnswer]:
-        """Read the stored rows for a prediction from Redis, as of `at` (microseconds since 1970 UTC), by view.
+        """Read the stored features for a prediction from Redis, by view.
 
-        `plan` says which views to read, and `keys` has the join keys of `rows` rows. Returns {} if the plan reads no
-        views. `bits` is a bit mask per view of the features whose values the metrics count; None counts nothing. Raises
-        a DataError if a row is damaged, and the errors of `Store.read`, for example if Redis is too slow.
+        `plan` says which views to read. Returns {} if there are none. `keys` has the join keys of `rows` rows. `at` is
+        the time of the prediction in microseconds since 1970 UTC, which decides if a row is older than its view's ttl.
+        `bits` is a bit mask per view of the features to count in the metrics, and None counts nothing. Raises DataError
+        if a stored row is damaged, and the errors of `Store.read`, for example if Redis is too slow.
         """
         if not plan.views:
             return {}

@@ -86,7 +86,6 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header field or trailer, but pass only a field on. Raise a ValueError above a limit (status 431)."""
         self._count(len(name) + len(value), 1)
         if self._in_head:
             super().on_header(name, value)
@@ -96,9 +95,10 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer an invalid request with 400, or with 431 if its head or trailers are too large; end the connection.
+        """Answer an invalid request with status 400, or 431 if its head or trailers are too large; end the connection.
 
-        The connection is aborted without 431 if this answer has begun, or an earlier request has no answer yet.
+        Does not send a 431 if the response to this request has begun, or if an earlier request has no response yet. The
+        connection is then aborted.
         """
         if not self._over:
             super().send_400_response(msg)
@@ -154,7 +154,6 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
-        """Finish an answer. If the request's body is not complete, abort unless it arrives within `WAIT_SECONDS`."""
         super().on_response_complete()
         if self.cycle.more_body:
             self._expect()
@@ -164,7 +163,6 @@ class Connection(HttpToolsProtocol):
         self._arrived()
 
     def shutdown(self) -> None:
-        """Close the connection when the server ends: after the current answer or, if idle, after `LEAVING_SECONDS`."""
         if self.cycle is None or self.cycle.response_complete:
             self._leaving = True
             self.loop.call_later(LEAVING_SECONDS, self._leave)

@@ -12,15 +12,16 @@ from isthmus.serving.wire.messages import PushRequest, WriteRequest
 
 
 async def push(request: PushRequest | WriteRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
-    """Write pushed rows to the online store, the history (offline tables), or both; return JSON that counts the rows.
+    """Handle a push: write its rows to the online store, the history (offline tables), or both; return counts as JSON.
 
-    All rows are checked first: after a RequestError, no row was written. Rows enter the queue for the history before
-    the online store, so that everything served is also in the history. After a DependencyError (Redis is slow, or too
-    many rows wait), some rows may be written: push all again. `now` is in microseconds since 1970 UTC.
+    `state` has the definitions of views, and `now` is the time of the push in microseconds since 1970 UTC. All rows are
+    checked first, so nothing was written after a RequestError. Rows enter the queue for the history before the online
+    store, so that the history has every row that was served. After a DependencyError (Redis is slow, or too many rows
+    wait), some rows may be written, and the client must push all of them again.
 
-    A row replaces the stored row if it is newer by (event time, known time, content). While definitions change, rows
-    may have the columns of the current or the next contract. They are written for both, and for older definitions that
-    are still in use.
+    A row replaces the stored row if it is newer by (event time, known time, content). While the definition of a view
+    changes, rows may have the columns of the current or the next contract. They are written for both, and for older
+    definitions that are still in use.
     """
     name, form = view_of(request)
     declared, older = state.pushed(name, form)

@@ -16,28 +16,29 @@ from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
-from isthmus.features.errors import IsthmusError, harmless
+from isthmus.features.errors import IsthmusError, escape_unprintable
 from isthmus.serving import log
 from isthmus.serving.http.protocol import WAIT_SECONDS, Configuration, Connection
-from isthmus.serving.process import end_with, listen, received
+from isthmus.serving.process import end_with_parent, listen, received
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 
 def main(settings: int | None = None, parent: int | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code. Writes an IsthmusError to stderr instead of raising it.
+    """Serve until SIGTERM or SIGINT; return the exit code of the process. Writes an IsthmusError to stderr.
 
-    Reads the settings from the file descriptor `settings`, or else from the variable `ISTHMUS_SERVER`. With a process
-    id `parent`, the server also ends when that process ends. Replaces the handlers of Python's root logger.
+    Reads the server settings from the file descriptor `settings`, or from the variable `ISTHMUS_SERVER` if it is None.
+    With a process id `parent`, the server also ends when that process ends. Replaces the handlers of Python's root
+    logger.
     """
     log.configure()
     if parent is not None:
-        end_with(parent)
+        end_with_parent(parent)
     try:
         run(ServerSettings.from_environment() if settings is None else received(settings))
     except IsthmusError as error:
         if sys.stderr.isatty():
             # A person reads this terminal, not a log collector.
-            sys.stderr.write(f"isthmus: {harmless(str(error))}\n")
+            sys.stderr.write(f"isthmus: {escape_unprintable(str(error))}\n")
         else:
             log.error("server refused", problem=str(error))
         return error.exit_code
@@ -45,10 +46,10 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
 
 
 def run(settings: ServerSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the requests in progress. With several workers, each is a process.
+    """Serve HTTP until SIGTERM or SIGINT, then finish the requests in progress. Each of several workers is a process.
 
-    Replaces the handlers of both signals, and increases this process's soft limit on open files. With several workers,
-    sets `ISTHMUS_METRICS` to a temporary folder that they share. Raises a ConfigurationError if it cannot listen.
+    Replaces the handlers of both signals, and raises this process's limit on open files. With several workers, sets the
+    variable `ISTHMUS_METRICS` to a temporary folder that they share. Raises ConfigurationError if it cannot listen.
     """
     # Each connection needs a file descriptor. The usual soft limit of 1,024 is for programs that use select().
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -84,7 +85,7 @@ def run(settings: ServerSettings) -> None:
 def _application(settings: ServerSettings, server: int) -> ASGIApp:
     """Create the application, in the process `server` itself or in a worker process, which ends with `server`."""
     if os.getpid() != server:
-        end_with(server)
+        end_with_parent(server)
     # Import here because the parent of workers does not need it.
     from isthmus.serving.http.app import create
 

@@ -9,9 +9,9 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from isthmus.features.errors import DataError, RequestError, nearest, one_of
+from isthmus.features.errors import DataError, RequestError, did_you_mean, one_of
 from isthmus.package.snapshot import delta
-from isthmus.package.snapshot.owners import encode_owner, owner_column, value_of
+from isthmus.package.snapshot.owners import decode_key_text, encode_owner, owner_column
 from isthmus.package.snapshot.store import Latest, SnapshotFolder
 from isthmus.serving.http.guard import grants_of
 from isthmus.serving.wire.errors import NotFoundError, NotReadyError
@@ -35,8 +35,10 @@ register_url_convertor(OWNER, _Owner())
 async def answer(request: Request, services: Collection[str], folder: str | None) -> Response:
     """Handle `/snapshots/...`: send a device the newest snapshot of a service, or a delta to it.
 
-    A delta starts from the version in the query's `since`. The answer is 304 if the client has the newest version. A
-    whole file is compressed with Zstandard if the client accepts it. `folder` has a folder for each of the `services`.
+    `services` are the names of services with snapshots. `folder` contains a folder for each of them, and is None
+    without snapshots. The query's `since` is the SHA-256 of the snapshot on the device, from which a delta starts. The
+    answer is 304 if the device has the newest snapshot. A whole snapshot is compressed with Zstandard if the client
+    accepts it.
 
     Raises ForbiddenError without permission, RequestError for an invalid owner, NotFoundError for an unknown service or
     without a snapshot, and NotReadyError for damaged files.
@@ -47,7 +49,9 @@ async def answer(request: Request, services: Collection[str], folder: str | None
     else:
         grants_of(request).require_owner(service, value)
     if service not in services:
-        raise NotFoundError("service", f"no service {service!r}{nearest(service, services)}", expected=one_of(services))
+        raise NotFoundError(
+            "service", f"no service {service!r}{did_you_mean(service, services)}", expected=one_of(services)
+        )
     shelf = None if folder is None else SnapshotFolder(Path(folder) / service)
     accepted = accepts(request.headers.get("accept-encoding", ""), "zstd")
     ask = partial(_read, shelf, service, value, request.query_params.get("since"), accepted=accepted)
@@ -111,7 +115,7 @@ def _own(
         remedy = f"request /snapshots/{service}/{owner.name.upper()}, with the value of the device's own {owner.name}"
         raise NotFoundError(where, f"differs by {owner.name}", remedy=remedy)
     try:
-        key = encode_owner(value_of(value, owner.dtype), owner)
+        key = encode_owner(decode_key_text(value, owner.dtype), owner)
     except ValueError as error:
         raise RequestError(
             where, f"{value!r} is not a valid {owner.name}",

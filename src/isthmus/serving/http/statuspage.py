@@ -35,17 +35,17 @@ _HASHES = ("package", "contract")
 
 
 async def status(settings: ServerSettings, state: State, store: Store, metrics: Metrics, now: int) -> StatusAnswer:
-    """Collect the status of the server and the project, for `/status`.
+    """Collect the status of the server and the project for `/status`.
 
-    Anything that could not be read, such as a slow Redis, is listed under `problems`. Asks Redis whether it has lost
-    rows, and updates `store.losses`. `now` is in microseconds since 1970 UTC. Raises a NotReadyError without a
-    contract.
+    `now` is in microseconds since 1970 UTC. If a part cannot be read, for example because Redis is slow, the reason is
+    listed under `problems`. Also checks whether Redis has lost rows, and updates `store.losses`. Raises NotReadyError
+    while the server has no contract.
     """
     contract, problems = state.contract, []
     rows: dict[str, ViewRows] = {}
     try:
-        rows = await store.rows(contract.project, contract.views.values(), now)
-        await store.look(contract.project, state.stored)
+        rows = await store.view_rows(contract.project, contract.views.values(), now)
+        await store.check_losses(contract.project, state.stored)
     except DependencyError as error:
         problems.append(str(error))
     if store.losses.policy:

@@ -32,11 +32,13 @@ def stream(
     answers: Mapping[str, ViewAnswer],
     computed: TransformOutputs,
 ) -> bytes:
-    """Encode the answer to a lookup as an Arrow IPC stream with one record batch.
+    """Encode the answer to a feature lookup as an Arrow IPC stream with one record batch, for Arrow clients.
 
-    `types` has the column of each join key. After keys and features, each view has `<view>__status` with Feast's names,
-    dictionary-encoded, and `<view>__event_timestamp`, which is null without a row. With the status PRESENT, a null
-    feature was stored as null. Messages about damaged rows are in the metadata of the schema.
+    `types` has the name and type of each join key, `keys` the requested values, `answers` the stored rows by view, and
+    `computed` the outputs of request transforms. The columns of keys and features are followed by two columns per view.
+    `<view>__status` (dictionary-encoded) has the status of each row, with Feast's names. With the status PRESENT, a
+    null feature was stored as null. `<view>__event_timestamp` is null without a row. Messages about damaged rows are in
+    the metadata of the schema.
     """
     columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
     for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):

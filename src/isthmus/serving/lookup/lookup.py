@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from isthmus.features.clock import Status
-from isthmus.features.contract.schema import SEPARATOR, Column, Contract, optional
+from isthmus.features.contract.schema import SEPARATOR, Column, Contract, optional_fields
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.request.graph import RowGraph
@@ -96,7 +96,7 @@ class Lookup:
                         "features", f"request field {column.name} is {known.dtype} to {first} and {column.dtype} to "
                         f"{transform.name}", remedy="request these features separately",
                     )  # fmt: skip
-        self.optional = optional(transforms)
+        self.optional = optional_fields(transforms)
         self.computes = bool(transforms)
         self.names = [f"{view}{SEPARATOR}{feature}" if full_names else feature for view, feature in features]
         seen: set[str] = set(self.plan.keys)
@@ -129,11 +129,11 @@ class Lookup:
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def inputs(self, keys: Mapping[str, list[Any]], fields: Mapping[str, list[Any]], limits: Limits) -> LookupInputs:
-        """Check the decoded columns of a request, and convert its request fields to NumPy.
+        """Check the columns of a lookup request, and convert its request fields to NumPy, before stored rows are read.
 
-        `keys` has the join keys and `fields` the request fields, by name. An absent field becomes null. Raises a
-        RequestError if a join key is missing or named as a feature, if columns differ in length, or if a number is too
-        large. Raises a TooLargeError if they exceed `limits`.
+        `keys` has the decoded join key columns and `fields` the columns that request transforms read, by name. A
+        missing field becomes null. Raises RequestError if a join key is missing or has the name of a feature, if
+        columns differ in length, or if a number is too large. Raises TooLargeError if the request exceeds `limits`.
         """
         decode.require_keys(self.plan.keys, keys)
         for name in keys:
@@ -151,7 +151,6 @@ class Lookup:
         return LookupInputs(keys, request, rows)
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
-        """Run the request transforms on all rows; raise a RequestError if a row cannot be computed or fails a check."""
         computed = {}
         for graph in self._graphs:
             transform = graph.transform
@@ -167,7 +166,6 @@ class Lookup:
         answers: Mapping[str, ViewAnswer],
         computed: TransformOutputs,
     ) -> bytes:
-        """Encode the answer as Feast's JSON: value, status and event time of each row, for each column."""
         present = repeated(b'"PRESENT"', rows)
         end = _end(present, repeated(EPOCH, rows))
         columns = [b""] * len(self.names)
@@ -192,7 +190,6 @@ class Lookup:
     def encode_values(
         self, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer], computed: TransformOutputs
     ) -> bytes:
-        """Encode the compact JSON answer: values by column, statuses by view, and the same metadata as `encode`."""
         columns: list[Any] = [None] * len(self.names)
         for _, places, dtype, data, null in self.parts(answers):
             for place, column in zip(places, json_columns(dtype, data, null), strict=True):
@@ -217,10 +214,10 @@ class Lookup:
     def parts(
         self, answers: Mapping[str, ViewAnswer]
     ) -> Iterator[tuple[str, Sequence[int], DataType, np.ndarray[Any, Any], Nulls | None]]:
-        """Yield the stored features in groups that can be encoded together, as a tuple per group.
+        """Yield the stored features in groups of one view and type that can be encoded together.
 
-        The tuple has the view, each feature's index in `names`, the type, the values of shape (features, rows), and a
-        mask of nulls, which is None without nulls.
+        A group is a tuple: the view, each feature's index in `names`, the type, the values of shape (features, rows),
+        and a mask of nulls of that shape, or None without nulls.
         """
         for view, parts in self._views:
             for selection, places in parts:
@@ -229,14 +226,12 @@ class Lookup:
     def computed(
         self, outputs: TransformOutputs
     ) -> Iterator[tuple[int, str, DataType, np.ndarray[Any, Any], Nulls | None]]:
-        """Yield each computed field: index in `names`, transform, type, values (1, rows), mask of nulls or None."""
         for place, transform, field, dtype in self._computed:
             values = outputs[transform][field]
             yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """Describe damaged rows and Redis keys of a wrong type in messages with up to 10 row numbers; [] without damage."""
     problems = []
     for view, answer in answers.items():
         if answer.complete:
@@ -296,7 +291,6 @@ def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """Split Feast references `view:feature` into pairs; RequestError if none or malformed, NotFoundError if unknown."""
     if not references:
         raise RequestError("features", "is empty", expected="at least one, as view:feature")
     pairs = []
@@ -316,7 +310,6 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """Return a service's pairs (view or transform, feature); NotFoundError if unknown, RequestError if it has none."""
     service = contract.services.get(name)
     if service is None:
         raise NotFoundError("feature_service", f"no service {name!r}", expected=one_of(contract.services))

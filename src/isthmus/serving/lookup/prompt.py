@@ -37,7 +37,6 @@ class Prompt:
             self.plan, self.bits = LookupPlan(contract, []), {}
 
     def read(self, message: GenerateRequest, limits: Limits) -> LookupInputs:
-        """Return the join keys and fields of a request's row; raise a RequestError if invalid or not one row."""
         lookup = self._lookup
         if lookup is None:
             if message.entities:
@@ -52,7 +51,6 @@ class Prompt:
         return inputs
 
     def features(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, str]:
-        """Return each feature's text by name; {} if the prompt has none. Null becomes the package's text for nulls."""
         lookup = self._lookup
         if lookup is None:
             return {}

@@ -88,18 +88,10 @@ class PushedView:
         }
 
     def pack(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]]:
-        """Check pushed rows, given as JSON columns by name; return their Redis keys and the packed rows.
-
-        Raises a RowsError with all problems, an UnreadableError if a column is not valid JSON, or a TooLargeError.
-        """
         keys, event, known, features = self._read(df, limits, times)
         return entity_keys(self._project, self.view.keys, keys), self._codec.encode(event, known, features)
 
     def pack_known(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]] | None:
-        """Pack rows that were made for another definition of the view; None if they are not valid for this one.
-
-        Ignores unknown columns, and uses null for missing features.
-        """
         rows = max((len(_ITEMS.decode(raw)) for raw in df.values()), default=0)
         absent = msgspec.Raw(msgspec.json.encode([None] * rows))
         features = {column.name: absent for column in self.view.fields}
@@ -148,11 +140,14 @@ class PushedView:
 def pack_all(
     declared: Sequence[PushedView], older: Sequence[PushedView], df: Raws, limits: Limits, times: Times
 ) -> list[Packed]:
-    """Check pushed rows, and pack them for every definition of their view that they fit.
+    """Check pushed rows, and pack them for each definition of their view, so that a push survives a change of the view.
 
-    The rows must fit one of `declared`, the current definitions. The first result is for the one whose columns the rows
-    have exactly. For all other definitions, also those in `older`, unknown columns are dropped and missing ones are
-    null. Raises a RowsError with all problems for `declared[0]`, an UnreadableError (not JSON) or a TooLargeError.
+    `df` maps column names to JSON text. The first result is for the first definition in `declared` (those of the
+    current and the next contract) whose columns are exactly those of the rows. If none has them, raises RowsError with
+    the problems for `declared[0]`. Each other definition in `declared` and `older` ignores unknown columns and uses
+    null for missing features. It has no result if a key is missing or a value is invalid. `times` has the earliest and
+    latest time that a row may have. Raises UnreadableError if a column is not JSON, and TooLargeError if the rows
+    exceed `limits`.
     """
     refusals = []
     for first in declared:
@@ -168,7 +163,7 @@ def pack_all(
 
 
 def first_per_table(parts: Sequence[Packed]) -> list[Packed]:
-    """Keep the first result of `pack_all` for each offline table, so that the table gets each row once."""
+    """Keep the first result of `pack_all` for each offline table, so that a table gets each row only once."""
     return list({part[0].table: part for part in reversed(parts)}.values())
 
 

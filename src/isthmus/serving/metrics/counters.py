@@ -86,7 +86,6 @@ class Family:
         return self._seconds[values]
 
     def counts(self, *values: str) -> list[int]:
-        """Return how many observations a histogram has in each bucket (not cumulative), for one set of label values."""
         seconds = self._seconds.get(values)
         return [int(number.value) for number in seconds.counts] if seconds else [0] * len(self._shown)
 
@@ -127,16 +126,16 @@ class Tally:
         return self._add(Family("counter", name.removesuffix("_total"), text, labels))
 
     def gauge(self, name: str, text: str, *labels: str, merge: str) -> Family:
-        """Add a gauge. `merge` combines the values of all workers ("max") or of live ones ("livemax", "livesum")."""
         return self._add(Family("gauge", name, text, labels, merge))
 
     def histogram(self, name: str, text: str, *labels: str, bounds: tuple[float, ...] = BUCKETS) -> Family:
         return self._add(Family("histogram", name, text, labels, bounds=bounds))
 
     def quantiles(self, family: str, label: str, *shares: float) -> dict[str, tuple[int, list[float]]]:
-        """Return the count and quantiles, in seconds, of the histogram `family` for each value of `label` with any.
+        """Return the count and quantiles, in seconds, of a histogram for each value of `label` that has observations.
 
-        `shares` has 0.99 for the p99. With a shared folder, calls `write` and includes all processes.
+        `family` is the name of the histogram, and `shares` are the quantiles to compute, such as 0.99 for the p99. With
+        several workers, includes the observations of all of them.
         """
         groups: dict[str, dict[float, float]] = {}
         for metric in self.collect():
@@ -154,7 +153,6 @@ class Tally:
         return quantiles
 
     def write(self) -> None:
-        """Write this process's metrics to its files in the shared folder; do nothing without one."""
         if self._folder is None:
             return
         for family in self._families:
@@ -171,7 +169,6 @@ class Tally:
         self._files.clear()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric that has a value. With a shared folder, merge the files of all processes."""
         if self._folder is None:
             yield from (family.collect() for family in self._families if family.numbers)
         else:

@@ -41,7 +41,6 @@ class SpoolGauges:
         self._backlog = SpoolBacklog(0, None)
 
     def look(self) -> None:
-        """Measure the spool folder for the next `collect`. If it cannot be read, keep the previous values."""
         with suppress(OSError):
             self._backlog = waiting(self._folder)
 
@@ -68,7 +67,6 @@ class ProductionGauges:
         self._file: WatchedFile[Production] | None = None
 
     def look(self, model: str) -> None:
-        """Read a model's quality file for the next `collect` if it has changed. A broken file is only logged."""
         path = production_file(self._state, model)
         if self._file is None or self._file.path != path:
             self._file = WatchedFile(path, Production.loads)

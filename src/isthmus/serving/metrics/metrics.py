@@ -63,13 +63,11 @@ class Metrics:
             number.value = 0.0
 
     async def share(self) -> None:
-        """Write this worker's counts to the shared folder every second, until canceled. Run it as a background task."""
         while True:
             self._tally.write()
             await asyncio.sleep(WRITE_SECONDS)
 
     def answered(self) -> list[int]:
-        """Return how many lookups and predictions succeeded here, by response time, per bucket of `bounds`."""
         return [*map(sum, zip(*(self._series.request_seconds.counts(route, "2xx") for route in _ANSWERS), strict=True))]
 
     def close(self) -> None:
@@ -80,7 +78,11 @@ class Metrics:
         self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
-        """Count an ended request, after `begin`. `path` is a route or placeholder; `status` is 0 if the client left."""
+        """Count a request that has ended, after `begin`. `path` is its route, or a placeholder for an unknown path.
+
+        `scope` is the ASGI scope of the request. `status` is the HTTP status, or 0 if the client disconnected.
+        `seconds` is the duration.
+        """
         self._in_flight.value -= 1
         self._outcomes[path, scope["method"], status].count(seconds, waits.get())
         if status and (refusal := scope.get(REFUSAL)) is not None:
@@ -94,7 +96,6 @@ class Metrics:
 
     @contextmanager
     def run(self, model: str, rows: int) -> Iterator[None]:
-        """Time the `with` block, which runs a model, and count rows and failures. A RequestError is not a failure."""
         runs = self._models[model]
         start = time.perf_counter()
         try:
@@ -122,7 +123,6 @@ class Metrics:
         self._series.unrecorded.number(why).value += answers
 
     def latency(self) -> dict[str, LatencyState]:
-        """Return count, p50 and p99 (milliseconds) of requests by route, and of model runs as "runs of MODEL"."""
         measured = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
         runs = self._tally.quantiles("isthmus_model_duration_seconds", "model", 0.5, 0.99)
         measured |= {f"runs of {model}": quantiles for model, quantiles in runs.items()}
@@ -132,7 +132,6 @@ class Metrics:
         }
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics and their type, as OpenMetrics or Prometheus text according to the header `accept`."""
         # Exclude the request for the metrics: other workers would show it long after its answer.
         self._in_flight.value -= 1
         for name in self.gauges.views():

@@ -49,7 +49,8 @@ class Batches:
     async def predict(self, columns: Columns, rows: int) -> Outputs:
         """Predict the rows of a request; return the outputs, shape (rows, ...).
 
-        A slow model may run several requests together. If such a batch fails, its requests are run again one by one.
+        A slow model may run several requests as one batch. If the batch fails, it runs each of its requests again
+        alone, so that only the request with the error fails.
         """
         if self.quick:
             return await offload(rows > QUICK_ROWS, self._predict, columns)
@@ -62,7 +63,6 @@ class Batches:
         return await waiting.outputs
 
     async def predict_now(self, columns: Columns, *, in_thread: bool) -> Outputs:
-        """Predict at once, outside the queue: in a thread if `in_thread`, else on the event loop, which this blocks."""
         return await offload(in_thread, self._predict, columns)
 
     async def _run(self) -> None:

@@ -20,10 +20,11 @@ class Generator:
         self.generation = generation_of(predictor.model.manifest)
 
     def room(self, prompt: Sequence[int], wanted: int | None, limits: Limits) -> int:
-        """Return how many tokens to generate after a prompt: `wanted`, but no more than the context has room for.
+        """Return how many tokens to generate after a prompt: `wanted`, or fewer if the model's context has less room.
 
-        If `wanted` is None, the maximum. Raises a TooLargeError if `wanted` exceeds the maximum, and a RequestError if
-        the prompt is empty or too long.
+        `prompt` has the token ids of the prompt, and `wanted` is the number in the request. If it is None, the result
+        is as large as the model, `limits` and the context allow. Raises TooLargeError if `wanted` exceeds what the
+        model or `limits` allow, and RequestError if the prompt is empty or too long.
         """
         most = min(self.generation.most, limits.generated_tokens)
         if wanted is not None and wanted > most:
@@ -31,7 +32,6 @@ class Generator:
         return min(self.decoder.require_prompt(prompt), most if wanted is None else wanted)
 
     async def tokens(self, prompt: Sequence[int], room: int) -> AsyncIterator[StepOutput]:
-        """Yield the most likely next token up to `room` times; an end token is the last. Canceling stops the run."""
         cache, fed = self.decoder.cache(len(prompt) + room), prompt
         for _ in range(room):
             for part in self.decoder.parts(fed):

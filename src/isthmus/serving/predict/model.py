@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isthmus.features.errors import PackageError, RequestError, harmless
+from isthmus.features.errors import PackageError, RequestError, escape_unprintable
 from isthmus.features.values.columns import Values
 from isthmus.package.golden import Golden, read_golden
 from isthmus.package.inputs import Feeds, ModelInput, feeds
@@ -17,7 +17,7 @@ from isthmus.package.manifest import open_package, read_contract
 from isthmus.package.prompts import decoder_of, open_tokenizer
 from isthmus.package.replay import answers, check_input_tensors, open_session, require_reproduced
 from isthmus.package.signature import require_signature
-from isthmus.serving.deployment.record import Deployment, require_rows
+from isthmus.serving.deployment.record import Deployment, require_row_output
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -65,7 +65,7 @@ class DeployedModel:
         self.contract = read_contract(package)
         self.manifest, self.inputs = manifest, manifest.model_inputs
         variant = manifest.variant(deployment.precision)
-        self._output = require_rows(manifest) if self.inputs else ""
+        self._output = require_row_output(manifest) if self.inputs else ""
         self.classes, self.rounding = manifest.classes, manifest.rounding
         golden = read_golden(package)
         check_input_tensors(f"package {manifest.name}", golden, manifest)
@@ -85,13 +85,11 @@ class DeployedModel:
         return threads
 
     def for_deployment(self, deployment: Deployment) -> "DeployedModel":
-        """Return a copy for another deployment of the same package, without loading the model again."""
         model = copy(self)
         model.deployment = deployment
         return model
 
     def predict(self, columns: Mapping[str, Values]) -> Float32:
-        """Run the model on the raw inputs of n rows, by name; return its outputs, shape (n,) or (n, classes)."""
         (output,) = self._session.run([self._output], feeds(self.inputs, columns))
         result: Float32 = np.asarray(output, np.float32).reshape((-1, len(self.classes)) if self.classes else -1)
         return result
@@ -99,13 +97,16 @@ class DeployedModel:
     def run(
         self, tensors: Feeds, outputs: Sequence[str], options: "onnxruntime.RunOptions | None" = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Run the graph; return the named outputs. RequestError if it fails, ONNX Runtime's error if out of memory."""
+        """Run the graph on input tensors by name; return the tensors that `outputs` names. `options` can stop the run.
+
+        Raises RequestError if the graph fails on these inputs. Out of memory, raises the error of ONNX Runtime.
+        """
         from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
         try:
             return dict(zip(outputs, self._session.run(list(outputs), tensors, options), strict=True))
         except (Fail, InvalidArgument, RuntimeException) as error:
-            reason = harmless(str(error).partition(_REASON)[2] or str(error)).strip()
+            reason = escape_unprintable(str(error).partition(_REASON)[2] or str(error)).strip()
             if "alloc" in reason:
                 raise
             raise RequestError("inputs", f"the model cannot process them: {reason[:_SHOWN]}",
@@ -130,7 +131,6 @@ def _time(predict: Callable[[], object]) -> float:
 
 
 def unanswered(outputs: Float32) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return a mask (n,) of the rows without an answer: at least one of their outputs is NaN."""
     return np.asarray(np.isnan(outputs).any(axis=tuple(range(1, outputs.ndim))))
 
 

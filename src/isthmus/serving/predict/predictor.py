@@ -8,7 +8,7 @@ import msgspec
 import orjson
 
 from isthmus.features.contract.diff import require_service
-from isthmus.features.contract.schema import Column, Contract, optional
+from isthmus.features.contract.schema import Column, Contract, optional_fields
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.profiles import BATCH_ROWS
@@ -53,7 +53,7 @@ class Predictor:
         needed = {item.name for item in model.inputs}
         self._features = [
             (view, feature, full)
-            for view, feature in contract.read(deployment.service)
+            for view, feature in contract.stored_features(deployment.service)
             if (full := contract.views[view].full_name(feature)) in needed
         ]
         self.plan = LookupPlan(contract, [view for view, _, _ in self._features], earlier)
@@ -63,16 +63,16 @@ class Predictor:
         }
         self._needed = [name for name in self._fields if name in needed]
         read = {column.name for column in contract.service(deployment.service).request}
-        self._optional = optional(self._used) - read
+        self._optional = optional_fields(self._used) - read
 
     def read(
         self, message: PredictRequest | TensorRequest, limits: Limits
     ) -> tuple[dict[str, list[Any]], dict[str, Values], int]:
-        """Decode a request; return its join keys, its request fields and the number of rows.
+        """Decode a prediction request; return its join keys, its request fields, and the number of rows.
 
         A value that is both a join key and a request field may be in `entities`, in `request`, or in both if equal.
-        Raises a RequestError for tensors or columns that do not fit the model, a TooLargeError for too many rows or
-        values.
+        Raises RequestError for a TensorRequest, for missing or unknown columns, and for values that do not fit. Raises
+        TooLargeError for too many rows or values.
         """
         if isinstance(message, TensorRequest):
             raise RequestError(f"model {self.model.deployment.model}", "takes rows of features, not tensors",
@@ -106,7 +106,6 @@ class Predictor:
 
     @cached_property
     def example(self) -> dict[str, dict[str, list[Any]]]:
-        """Return an example request body with values of a golden row, or placeholders; {} if it needs no value."""
         row = self.model.row
         keys = {name: [self._key(row.get(name), column)] for name, column in self.plan.keys.items()}
         needed = [name for name in self._needed if name not in self._optional and name not in keys]
@@ -118,15 +117,14 @@ class Predictor:
         return _KEYS.get(column.dtype.name, f"<{column.name}>") if value is None else value
 
     def inputs(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, Values]:
-        """Merge stored features and request fields to the columns that the model's graph takes, by name."""
         stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
         return {**stored, **fields}
 
     def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
-        """Raise a RequestError if the model has no answer for a row because a request transform is undefined there.
+        """Check a model's output; raise RequestError if a value is NaN because a request transform fails for its row.
 
-        Call it after a prediction. A row without an answer for another reason is accepted; `encode` writes it as null
-        or "NaN".
+        Call it after a prediction. `columns` has the inputs of the model by name. An output that is NaN for another
+        reason is accepted, and `encode` writes it as null or "NaN".
         """
         if unanswered(output).any():
             for transform in self._used:
@@ -137,7 +135,6 @@ class Predictor:
         return f"entities.{field}" if field in self.plan.keys else f"request.{field}"
 
     def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
-        """Encode predictions as JSON, with the probabilities of classes, and the status of each row by view."""
         deployment = self.model.deployment
         return orjson.dumps(
             {

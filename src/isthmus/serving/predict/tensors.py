@@ -61,7 +61,10 @@ class Turns:
         self._lock = asyncio.Lock()
 
     async def predict(self, inputs: TensorInputs, _rows: int) -> TensorOutputs:
-        """Run the model in a thread, after earlier calls. Canceling stops the run, and the next run waits for that."""
+        """Run the model in a thread after earlier calls have ended; return the output tensors by name.
+
+        Canceling the caller stops the run, and the next run starts only after it has ended.
+        """
         options = self._options(inputs)
         await self._lock.acquire()
         run = start_task(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
@@ -69,7 +72,6 @@ class Turns:
         return await _ended(run, options)
 
     async def beside(self, inputs: TensorInputs, *, in_thread: bool) -> TensorOutputs:  # noqa: ARG002 - always in one
-        """Run the model at once, outside the queue, always in a thread. Canceling the caller stops the run."""
         options = self._options(inputs)
         run = start_task(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
         return await _ended(run, options)
@@ -118,11 +120,11 @@ class TensorPredictor:
     def read(
         self, message: PredictRequest | TensorRequest, limits: Limits
     ) -> tuple[dict[str, list[Any]], TensorInputs, int]:
-        """Decode a request; return an empty dict (there are no join keys), its tensors, and the number of rows.
+        """Decode a request of tensors; return no join keys (an empty dict), its tensors, and the number of rows.
 
-        The number of rows is the first dimension if it has the same name in all inputs, else 1. Raises a RequestError
-        if the tensors do not fit the model, and a TooLargeError for too many rows or elements. All sizes are checked
-        before decoding.
+        The number of rows is the size of the first dimension if it has the same name in all inputs, and otherwise 1.
+        All sizes are checked before any tensor is decoded. Raises RequestError if the tensors do not fit the model, or
+        if the request is a PredictRequest. Raises TooLargeError for too many rows or elements.
         """
         if isinstance(message, PredictRequest):
             name = self.model.deployment.model
@@ -145,10 +147,9 @@ class TensorPredictor:
         return fields
 
     def require(self, outputs: TensorOutputs, inputs: TensorInputs) -> None:
-        """Accept every output, including NaN, since its meaning is up to the author of the graph."""
+        """Accept every output, including NaN, because only the author of the graph knows what it means."""
 
     def encode(self, outputs: TensorOutputs, request: InferRequest) -> tuple[bytes, int | None]:
-        """Encode the answer; return it and the length of its JSON part, which is None without binary tensors."""
         binary = {item.name: item.parameters.binary_data for item in request.outputs}
         described, parts = [], list[bytes | memoryview]()
         for name, array in outputs.items():

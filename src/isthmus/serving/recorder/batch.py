@@ -133,10 +133,11 @@ def encoded(batch: AnswerBatch) -> bytearray:
 
 
 def batches(segment: bytes | bytearray) -> Iterator[AnswerBatch]:
-    """Yield the readable batches of recorded answers in a segment (file of batches).
+    """Yield the batches of recorded answers in the bytes of a spool file, to collect or count the answers.
 
-    After the last, raises a DamagedBatchError if any batch is damaged or incomplete. Batches after a damaged head are
-    not found. At a batch of another version, raises an OtherVersionError at once.
+    Skips a batch with a wrong checksum, and stops where no batch begins or the bytes end within a batch. In both cases,
+    raises a DamagedBatchError after the last readable batch. Raises an OtherVersionError at the first batch of another
+    version of the format.
     """
     place, problem = 0, ""
     while place < len(segment):
@@ -204,8 +205,7 @@ def count(batch: AnswerBatch) -> int:
     return sum(len(group.answers) // ANSWER.itemsize for group in batch.groups)
 
 
-def size(batch: AnswerBatch) -> int:
-    """Return the bytes that a batch takes in the answers' table, where shared heads and tails are repeated."""
+def table_bytes(batch: AnswerBatch) -> int:
     columns = (len(getattr(group, name)) for group in batch.groups for name in _COLUMNS)
     views = (view for group in batch.groups for view in group.views)
     ends = (_ends(group) for group in batch.groups)
@@ -218,7 +218,6 @@ def _ends(group: AnswerGroup) -> int:
 
 
 def merged(groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
-    """Join groups that differ only in the content of their columns. Groups with and without digests stay apart."""
     alike: dict[tuple[Any, ...], list[AnswerGroup]] = {}
     for group in groups:
         views = tuple((view.view, view.hash) for view in group.views)

@@ -53,7 +53,6 @@ class AnswerReader(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, route: str, plan: LookupPlan, package: str, variant: str, private: Iterable[str]) -> "AnswerReader":
-        """Create the reader for answers to `route`. Join keys of the views in `private` become keyed hashes."""
         contract = plan.contract
         keys = {
             column.name: column for name in private if name in contract.views for column in contract.views[name].keys
@@ -103,7 +102,6 @@ class RecordedAnswer(msgspec.Struct, gc=False):
 
 
 def hashes(secret: bytes, column: Column, values: Sequence[Any]) -> list[str]:
-    """Replace each value of the join key `column` by a hash with the key `secret`, in hex; null becomes ""."""
     salt = column.name.encode()
     packed = iter(encode_keys([column], {column.name: [value for value in values if value is not None]}))
     return [
@@ -113,7 +111,6 @@ def hashes(secret: bytes, column: Column, values: Sequence[Any]) -> list[str]:
 
 
 def without_keys(body: bytes, keys: Mapping[str, Sequence[Any]], private: Mapping[str, Column], secret: bytes) -> bytes:
-    """Return a JSON request body with the join keys in `private` replaced by hashes. `keys` has the decoded values."""
     request = orjson.loads(body)
     for name, column in private.items():
         for part in ("entities", "request"):
@@ -127,19 +124,13 @@ def without_keys(body: bytes, keys: Mapping[str, Sequence[Any]], private: Mappin
     return orjson.dumps(request)
 
 
-def text_of(body: bytes, json: int) -> bytes:
-    """Convert the body of a tensor request to JSON, to record it: binary data becomes Base64.
-
-    The first `json` bytes of the body are JSON, and binary data follows. If `json` is 0, the body is only JSON and is
-    returned as it is.
-    """
+def json_length(body: bytes, json: int) -> bytes:
     if not json:
         return body
     return orjson.dumps({"json": orjson.Fragment(body[:json]), "binary": b64encode(body[json:]).decode()})
 
 
 def to_groups(answers: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> list[AnswerGroup]:
-    """Convert answers to one group per reader. `secret` is the hash key. Numbers new caller names in `callers`."""
     by_reader: dict[int, list[RecordedAnswer]] = {}
     for answer in answers:
         by_reader.setdefault(id(answer.reader), []).append(answer)
@@ -149,7 +140,7 @@ def to_groups(answers: Sequence[RecordedAnswer], secret: bytes, callers: dict[st
 def _group(part: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> AnswerGroup:
     reader = part[0].reader
     if reader.route == "infer":
-        requests = [text_of(answer.body, answer.json) for answer in part]
+        requests = [json_length(answer.body, answer.json) for answer in part]
     elif reader.private:
         requests = [without_keys(answer.body, answer.keys, reader.private, secret) for answer in part]
     else:
@@ -191,7 +182,6 @@ def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
 
 
 def stored_entries(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
-    """Return the stored rows that an answer used, one entry per view of the reader, for `columns_of`."""
     stored: list[Stored] = []
     for view, _ in reader.views:
         answer = answers[view.name]
@@ -206,10 +196,6 @@ def stored_entries(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> l
 
 
 def columns_of(dtype: Any, stored: Sequence[Stored]) -> tuple[bytes, bytes, bytes, bytes]:
-    """Join one view's rows of several answers; return the columns content, event, known and status as bytes.
-
-    `stored` has an entry of `stored_entries` for each answer. `dtype` is the NumPy type of the view's packed rows.
-    """
     try:
         # Decode all answers in one call: decoding them one by one takes ten times as long.
         return _unpacked(b"".join(stored), dtype)  # type: ignore[arg-type]  # most often
@@ -238,7 +224,6 @@ class Lookups:
         self._place = 0
 
     def add(self, answers: Sequence[RecordedAnswer], callers: dict[str, int]) -> int:
-        """Append answers; return by how many bytes the batch grew. Numbers new caller names in `callers`."""
         # Do everything that can fail first: columns of different lengths would make the batch invalid.
         views = enumerate(self.reader.views)
         stored = [columns_of(dtype, [answer.stored[n] for answer in answers]) for n, (_, dtype) in views]

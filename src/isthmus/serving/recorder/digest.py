@@ -13,10 +13,10 @@ Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def digests(columns: Mapping[str, Values]) -> Digests:
-    """Hash each row of the columns to 64 bits; return uint64 of shape (n,).
+    """Hash the values of each row to 64 bits, over all columns. Return uint64 of shape (n,).
 
-    Replay compares the hashes with recorded ones, to find rows whose model inputs changed. Null differs from every
-    value. All NaN values have the same hash.
+    Serving records the hashes of the model inputs. Replay computes them again, to find rows whose inputs changed.
+    `columns` has the values by column name. Null differs from every value. All NaN values are equal.
     """
     state: Digests = np.zeros(len(next(iter(columns.values())).valid) if columns else 0, np.uint64)
     for name in sorted(columns):

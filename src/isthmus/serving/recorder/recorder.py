@@ -118,10 +118,12 @@ class Recorder:
         self._thread.start()
 
     def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> AnswerReader | None:
-        """Return the reader that converts answers of a lookup plan to columns, or None to not record this answer.
+        """Return the `AnswerReader` that converts an answer for recording, or None to not record this answer.
 
-        Returns None at random if only a share of the answers is recorded. Readers are cached by plan. `package` is the
-        digest of the model's package.
+        Returns None at random if the settings record only a share of the answers. `route` is "lookup", "predict",
+        "infer" or "generate". `package` is the digest of the model's package, and `variant` its precision and threads,
+        such as "int8/1". Both are empty for a lookup. The cache uses only `plan` as its key, so always pass the same
+        other arguments with a plan.
         """
         options = self._options
         if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
@@ -137,11 +139,6 @@ class Recorder:
         self, plan: LookupPlan, at: int, body: bytes, keys: Mapping[str, Sequence[Any]], rows: int,
         answers: Mapping[str, ViewAnswer], computed: Mapping[str, Mapping[str, Values]],
     ) -> RecordedAnswer | None:  # fmt: skip
-        """Build the record of an answered feature lookup, to pass to `add`.
-
-        Returns None if the random sample leaves this answer out. `answers` has the stored rows by view, and `computed`
-        the fields of request transforms.
-        """
         reader = self._readers.get(plan) if self._all else None
         if reader is None and (reader := self.reader("lookup", plan)) is None:
             return None
@@ -151,14 +148,13 @@ class Recorder:
         )
 
     def identity(self, answer: RecordedAnswer) -> bytes:
-        """Number an answer, and return its id for the response header `isthmus-answer`. Call it before `add`."""
         self._sequence = answer.sequence = self._sequence + 1
         return b"%s-%x" % (self._run, answer.sequence)
 
     def add(self, answer: RecordedAnswer) -> None:
-        """Queue an answer for the thread that writes batches to disk.
+        """Queue an answer, which a thread writes to disk in a batch with others, within about half a second.
 
-        If memory or disk is full, a batch of answers is dropped and counted. No error is raised.
+        If memory or disk is full, drops the new or the oldest answers, as configured, and counts them. Raises no error.
         """
         part = self._part
         part.append(answer)
@@ -200,7 +196,10 @@ class Recorder:
         self._wake.set()
 
     def close(self) -> None:
-        """Write all waiting answers and end the thread. Waits at most 5 seconds; unwritten answers may be lost."""
+        """Write the queued answers to disk and end the thread, when the server stops.
+
+        Waits at most 5 seconds. Answers that are not written by then may be lost.
+        """
         self._hand_over()
         self._ending = True
         self._wake.set()
@@ -256,10 +255,7 @@ class Recorder:
 
 
 def runtime() -> str:
-    """Return the versions of the libraries that compute predictions, and the processor model, as one text.
-
-    It is stored with recorded answers: the last bits of a model's outputs may depend on it.
-    """
+    # The last bits of a model's outputs may depend on these versions and on the processor.
     # tokenizers is installed only where text is generated.
     versions = ((name, _version(name)) for name in ("isthmus", "onnxruntime", "numpy", "tokenizers"))
     return " ".join([*(f"{name} {number}" for name, number in versions if number), _processor()])

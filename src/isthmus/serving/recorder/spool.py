@@ -43,9 +43,11 @@ class Spool:
         self._free = self._removed = 0
 
     def write(self, batch: bytes | bytearray) -> int:
-        """Append a batch to the current segment file. Return the number of older answers deleted to make room.
+        """Append an encoded batch of answers to this process's file. Return how many older answers it deleted.
 
-        Raises an OSError if there is no room or the disk fails.
+        Begins a new file after `SEGMENT_BYTES` or `SEGMENT_SECONDS`. If the spool or the disk is full and `full` is
+        "oldest", first deletes the oldest files that no other process writes to. Raises an OSError if there is still no
+        room or the disk fails.
         """
         if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
             self._make_room(len(batch))
@@ -133,7 +135,6 @@ def segments(folder: Path) -> list[Path]:
 
 
 def is_complete(path: Path) -> bool:
-    """Return True if no process writes to the segment file any more, so that it is complete, or if it is missing."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -143,7 +144,10 @@ def is_complete(path: Path) -> bool:
 
 
 def remove(path: Path) -> int | None:
-    """Delete a segment file and return its number of readable answers. Return None if a process still writes to it."""
+    """Delete a file of recorded answers, and return how many of its answers were readable.
+
+    Returns None, and deletes nothing, if a process still writes to the file.
+    """
     if not is_complete(path):
         return None
     answers = 0

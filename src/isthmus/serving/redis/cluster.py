@@ -35,10 +35,10 @@ class Cluster:
         self._learning = asyncio.Lock()
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Send Redis commands whose first argument is a key, and return their replies in order.
+        """Send Redis commands whose first argument is a key to the nodes of their keys. Return the replies in order.
 
-        Raises the error of a command. While slots move or nodes do not answer, a command is sent up to three times, so
-        it may run more than once.
+        Raises the first error that a new slot map cannot resolve. While keys move between nodes, or a node does not
+        answer, a command is sent up to three times, so Redis may run it more than once.
         """
         return await self._ask(commands, 1)
 

@@ -45,9 +45,10 @@ class RedisNode:
         self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
 
     async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
-        """Send commands and return their replies in order. Raise the first error reply; with `refusals`, return it.
+        """Send Redis commands in one round trip, and return their replies in order.
 
-        After a connection error or a failover, all commands are sent again on a new connection, so they may run twice.
+        Raises the first error reply. With `refusals`, error replies are returned in their places instead. After a
+        connection error or a failover, sends all commands once more on a new connection, so Redis may run them twice.
         """
         packed = await offload(len(commands) > KEYS, _pack, commands)
         before = list(self._wires.values())
@@ -67,13 +68,11 @@ class RedisNode:
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:
-        """Raise an error if the server does not answer, or does not allow lookups of the project."""
         (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
         if isinstance(reply, Exception) and not isinstance(reply, AskError):
             raise reply
 
     async def info(self) -> list[dict[str, str]]:
-        """Return the fields of Redis's `INFO` as a list with one dict. The list is empty if `INFO` is not allowed."""
         replies = await self.ask([(b"INFO", section.encode()) for section in INFO], refusals=True)
         lines = [line for reply in replies if isinstance(reply, bytes) for line in reply.decode().splitlines()]
         fields = dict(line.split(":", 1) for line in lines if ":" in line)

@@ -16,7 +16,7 @@ from isthmus.features.online import loss, pushes, record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.pushes import APPEND, Backlog
 from isthmus.features.online.record import NEVER, Published, Stamp
-from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announce_arguments, push_steps, pushed_keys_key
+from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announce_arguments, push_steps, suspects_key
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import translate_errors
 from isthmus.features.redis.refusal import is_type_error
@@ -56,10 +56,6 @@ class ViewRows:
     backlog: Backlog
 
     def newest(self, view: ViewContract) -> int | None:
-        """Return when the newest row of the view became known, in microseconds since 1970 UTC.
-
-        Returns None without rows or event times, and for a view that was not materialized under this definition.
-        """
         if self.record is None or self.record.contract != view.hash:
             return None
         newest = max(self.record.complete_until, NEVER if self.pushed is None else self.pushed)
@@ -70,8 +66,8 @@ class ViewRows:
 class Store:
     """Read and write a server's rows in Redis. Methods raise a DependencyError if Redis refuses or is too slow.
 
-    `look` checks whether Redis has lost rows of a view. It keeps the result in `losses`, and with `refuse` also in
-    `refused`: online view name to reason. `read` then raises an error for a row that may be lost, in place of null.
+    `check_losses` checks whether Redis has lost rows of a view. It keeps the result in `losses`, and with `refuse` also
+    in `refused`: online view name to reason. `read` then raises an error for a row that may be lost, in place of null.
     `check_share` is the fraction of reads that check row contents against their hashes.
     """
 
@@ -91,12 +87,13 @@ class Store:
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, *, check: bool = False
     ) -> dict[str, ViewAnswer]:
-        """Read the stored features of a lookup plan for `rows` rows of keys. Return the answers by view.
+        """Read the stored features for a lookup or prediction from Redis. Return the answer of each view, by view name.
 
-        `at` is the time of the lookup in microseconds since 1970 UTC. Damaged rows get the status DAMAGED and are
-        logged. With `check`, or at random, all rows are compared with their hashes. Raises a DependencyError if Redis
-        does not answer, a LostRowsError if a row is missing in a view of `refused`, and a ContractMismatch if all rows
-        of a view have another contract.
+        `keys` has `rows` values for each join key. `at` is the time of the request in microseconds since 1970 UTC.
+        Damaged rows get the status DAMAGED and are logged. With `check`, or for a share `check_share` of the reads,
+        each row is compared with its hash. Raises a DependencyError if Redis does not answer. Raises a LostRowsError if
+        a key has no row in a view whose rows Redis may have lost (`refused`). Raises a ContractMismatch if all rows of
+        a view have another contract.
         """
         commands = await offload(rows > KEYS, plan.commands, keys)
         with StoreWait(), translate_errors(self._url), Deadline(self._deadlines):
@@ -135,7 +132,11 @@ class Store:
         ], foreign
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
-        """Write pushed rows to Redis under the keys `names` unless a stored row is newer. Return the number written."""
+        """Write rows that a client pushed to Redis. Return the number of rows written: a newer stored row stays.
+
+        `names` are the Redis keys, and `rows` the packed rows. The next materialization compares these rows with the
+        offline table.
+        """
         announcement = announce_arguments(names, known_times(rows))
         steps = push_steps(view)
         reply: Any = None
@@ -148,7 +149,7 @@ class Store:
                             reply = record.decode(text)
                         case PushStep.ANNOUNCE:
                             await self._redis.run(
-                                ANNOUNCE, announcement, ([pushed_keys_key(project, view.online_name)], [])
+                                ANNOUNCE, announcement, ([suspects_key(project, view.online_name)], [])
                             )
                         case bytes(rule):
                             reply = total(
@@ -161,25 +162,26 @@ class Store:
     async def append(
         self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int
     ) -> None:
-        """Append pushed rows to the Redis stream from which a view's history is written: all rows, or none.
+        """Append rows that a client pushed to a Redis stream, for a view's offline table. Append all rows or none.
 
+        `isthmus pushes collect` writes them to the table. `names` are the Redis keys, and `rows` the packed rows.
         `accepted` is the time of the push in microseconds since 1970 UTC. Raises a DependencyError if more than `limit`
-        rows would wait in the stream.
+        rows would then wait in the stream.
         """
         piece: Piece = ([pushes.stream(project, view.table)], [])
         async with self._bounded():
             replies = await self._redis.run(APPEND, pushes.append_arguments(names, rows, accepted, limit), piece)
         pushes.require_room(view.table, total(replies), len(rows))
 
-    async def rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
-        """Return the state of each view's rows in Redis, by view name.
+    async def view_rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
+        """Return how fresh the rows of each view in Redis are, by view name, for metrics and the status page.
 
-        Ignores pushed rows that became known after `now`, in microseconds since 1970 UTC.
+        `now` is the current time in microseconds since 1970 UTC. Pushed rows that become known later are ignored.
         """
         if not views:
             return {}
         latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")
-        names = [pushed_keys_key(project, view.online_name) for view in views]
+        names = [suspects_key(project, view.online_name) for view in views]
         pushed = [(b"ZREVRANGEBYSCORE", name, *latest) for name in names]
         waiting = [pushes.backlog_commands(project, view.table) for view in views]
         async with self._bounded():
@@ -191,20 +193,26 @@ class Store:
         }
 
     async def ping(self, contract: Contract) -> None:
-        """Raise a DependencyError if Redis cannot answer lookups under a contract. Does not check for lost rows."""
         async with self._bounded():
             await self._redis.ping(contract.project)
             await self._stamps.of(contract)
 
-    async def require_whole(self, project: str, views: Collection[ViewContract]) -> None:
-        """Raise a LostRowsError if Redis has lost rows of the views and `refuse` is set. Also updates `losses`."""
-        await self.look(project, views)
+    async def require_no_losses(self, project: str, views: Collection[ViewContract]) -> None:
+        """Raise a LostRowsError if Redis has lost rows of one of the views: the server is then not ready.
+
+        Does not raise for lost rows if the store was created with `refuse=False`. Updates `losses` and `refused`.
+        """
+        await self.check_losses(project, views)
         for view in views:
             if why := self.refused.get(view.online_name):
                 raise loss.refusal(view.name, why)
 
-    async def look(self, project: str, views: Collection[ViewContract]) -> None:
-        """Check whether Redis has lost rows of the views. Updates `losses` and `refused`, and logs changes."""
+    async def check_losses(self, project: str, views: Collection[ViewContract]) -> None:
+        """Check whether Redis has lost rows of the views, for example by eviction or a restart without persistence.
+
+        Updates `losses`, and with `refuse` also `refused`, the views whose missing rows `read` then reports as errors.
+        Logs changes.
+        """
         written = self._written()
         async with self._bounded():
             steps = loss.check(project, views, written, await self._redis.info())
@@ -248,10 +256,11 @@ class Stamps:
         self._latest: dict[str, _Reading] = {}
 
     async def of(self, contract: Contract) -> Mapping[str, Stamp]:
-        """Return the stamps (times shared by the unchanged rows of a view) of a contract's views, by view name.
+        """Return the stamps of a contract's views by view name, with which a lookup decodes rows.
 
-        Reads the stamps from Redis if the cached ones are older than `FRESH_SECONDS`. If that fails or takes longer
-        than `PATIENCE_SECONDS`, returns the cached stamps. The first read for a contract has no limit and may raise.
+        A stamp holds the times that all unchanged rows of a view share. Reads the stamps from Redis if the cached ones
+        are older than `FRESH_SECONDS`. If that fails or takes longer than `PATIENCE_SECONDS`, returns the cached
+        stamps. The first read for a contract has no time limit and may raise a Redis error.
         """
         latest = self._latest.get(contract.hash)
         now = asyncio.get_running_loop().time()

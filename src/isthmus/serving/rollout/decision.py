@@ -35,10 +35,6 @@ def decision_file(file: Path) -> Path:
 
 
 def read_decision(file: Path, deployment: Deployment) -> Decision | None:
-    """Read a server's decision that the trial of `deployment` failed, stored next to the deployment file `file`.
-
-    Returns None if the decision is missing, damaged or about another deployment.
-    """
     file = decision_file(file)
     try:
         decision = Decision.loads(file.read_bytes(), str(file))

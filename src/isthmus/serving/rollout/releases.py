@@ -48,10 +48,6 @@ class Rollout:
         self._since = now
 
     def load(self, deployment: Deployment, public_key: str | None) -> None:
-        """Load and warm up a model, to check it and to time both stages.
-
-        Raises a PackageError if the package is damaged, unsigned or not reproducible.
-        """
         model = DeployedModel(deployment, public_key)
         self.done("load")
         self.seconds["load"] -= model.warming
@@ -80,28 +76,35 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     share: float | None = None,
     why: str = "",
 ) -> Rollout:
-    """Deploy a package (a folder with an exported model), or put it on trial as a candidate if `share` is a number.
+    """Deploy a package (a folder with an exported model), or start a trial of it as a candidate if `share` is set.
 
-    The package is copied into the cache next to `file`, then loaded and warmed up from there. Only then is the
-    deployment file replaced. A running server loads it within a second. The call also drops an earlier candidate, adds
-    an event to the history, and deletes packages without recent events from the cache.
+    `file` is the deployment file of a project. Copies the package to the cache next to that file, loads and warms up
+    the model, and only then replaces the file. A running server switches within about a second. Drops an earlier
+    candidate, adds an event with the reason `why` to the history, and deletes packages that are no longer needed from
+    the cache.
 
-    A new candidate ends the probation of the deployed package. A new deployment gets a probation if the profile has
-    one. During a probation, the server may restore the previous deployment. `share` is the fraction of requests that
-    the candidate answers. With 0, the candidate is a shadow: its answers are only compared.
+    `share` is the fraction of the requests that the candidate answers. With 0, the candidate is a shadow: the server
+    only compares its answers. Without `share`, the package replaces the current deployment, on probation if the profile
+    sets `probation_seconds`. A server may restore the previous deployment during its probation. A new candidate ends a
+    probation.
 
-    `tables` has the fingerprint of each view's offline table. The verdict must be about these tables. `at` is the time
-    in microseconds since 1970 UTC. `public_key` is the PEM key that the package must be signed with.
+    `verdict` is the result of `isthmus verify` for this package, and `tables` the current fingerprint of each view's
+    offline table. `contract` has the current features. `at` is the time of the deployment in microseconds since 1970
+    UTC. `public_key` is the PEM key that the package must be signed with, or None.
 
-    Raises a PackageError if the package is damaged, unsigned or not reproducible here, and a ContractMismatch if
-    features have changed. Raises GateFailed without a verdict that passed, or if a candidate has no deployment of the
-    same service beside it. Raises a DependencyError if another deployment is in progress or the disk is full, and a
-    DataError if the history cannot be read.
+    Raises:
+        PackageError: the package is damaged, lacks the precision of `profile`, is not signed with the key, or does not
+            reproduce its golden outputs here.
+        ContractMismatch: features that the package reads have changed.
+        GateFailed: the verdict is missing, failed or outdated; or, for a candidate, no package of the same service is
+            deployed.
+        DependencyError: another deployment is in progress, or the disk is full.
+        DataError: the history is damaged.
     """
     with _locked_history(file) as (history, _):
         rollout = Rollout()
         current = None if share is None else _beside(file)
-        deployment = approve(package, verdict, contract, profile, tables=tables, at=at, public_key=public_key)
+        deployment = approve(package, verdict, contract, profile, tables=tables, deployed_at=at, public_key=public_key)
         rollout.done("verify")
         cached, rollout.bytes = cache.fetch(package, deployment.digest, cache.folder_of(file), public_key, rollout.done)
         deployment = msgspec.structs.replace(deployment, package=str(cached.resolve()))
@@ -137,12 +140,18 @@ def promote(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Deploy the candidate in place of the current model, after loading it again from the cache.
+    """Replace the current deployment by its candidate, after checking and loading the candidate's package again.
 
-    Writes the deployment file and the history. For `probation_seconds`, a server may restore the previous deployment.
-    Raises GateFailed if there is no candidate, or a server has given it up. Raises a PackageError if the package is
-    damaged, unsigned or not in the cache, and a ContractMismatch if `generations` lacks its contract. Raises a
-    DependencyError if another deployment is in progress, and a DataError if the history is damaged.
+    Writes the deployment file `file` and the history, with the reason `why`. For `probation_seconds`, a server may
+    restore the previous deployment. `generations` has the project's contracts. `at` is the time in microseconds since
+    1970 UTC. `public_key` is the PEM key that the package must be signed with, or None.
+
+    Raises:
+        GateFailed: there is no candidate, or a server has ended its trial because it failed.
+        PackageError: the package is damaged, not signed with the key, or no longer in the cache.
+        ContractMismatch: features that the package reads have changed.
+        DependencyError: another deployment is in progress.
+        DataError: the history is damaged.
     """
     with _locked_history(file) as (history, _):
         rollout = Rollout()
@@ -169,11 +178,15 @@ def rollback(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Drop the candidate. If there is none, or with `to`, restore an earlier deployment, without a probation.
+    """Drop the candidate, or restore an earlier deployment if there is no candidate or `to` is set.
 
-    `to` is the start of a package's digest. By default, the previous package is restored. After a server has undone a
-    deployment, `to` is required. With `to`, a candidate is dropped, too. Writes the deployment file and the history.
-    Raises GateFailed if not exactly one earlier package fits, and the other errors of `promote`.
+    `to` is the start of the digest of a deployed package. If it is set, a candidate is dropped, too. Without it, the
+    deployment before the current one is restored. After a server has restored a deployment by itself, `to` is required.
+    A restored deployment gets no probation. Writes the deployment file `file` and the history, with the reason `why`.
+    The other parameters are those of `promote`.
+
+    Raises GateFailed if no earlier deployment exists, or `to` does not select exactly one other package. Raises the
+    other errors of `promote`.
     """
     with _locked_history(file) as (history, events):
         rollout = Rollout()
@@ -201,11 +214,13 @@ def undo(
     generations: Generations | None = None,
     public_key: str | None = None,
 ) -> bool:
-    """Restore the deployment that `deployment`, now on probation, replaced. Return True if this call restored it.
+    """Restore the previous deployment because `deployment` is worse. Return True if this call restored it.
 
-    Returns False if `deployment` is not in force or not on probation, for example because another worker was faster.
-    `why` is written to the deployment file and the history. Without `generations`, the package is not verified again: a
-    server has its model loaded already. Raises the errors of `promote` other than GateFailed.
+    A server calls this during the probation, and monitoring also later. Returns False if `deployment` is not current
+    any more, for example because another worker was faster, or has no previous deployment. Writes the reason `why` to
+    the deployment file `file` and the history. `at` is the time in microseconds since 1970 UTC. With `generations` (the
+    project's contracts), checks and loads the package again. A server passes None, since it has that model loaded.
+    Raises the errors of `promote` other than GateFailed.
     """
     with _locked_history(file) as (history, _):
         current = _read(file)
@@ -269,7 +284,6 @@ def _verified(
 
 
 def current_deployment(file: Path) -> Deployment | None:
-    """Return the current deployment from the deployment file; None if the file is missing or cannot be read."""
     with suppress(OSError, PackageError):
         return _read(file)
     return None
@@ -303,10 +317,6 @@ def _locked_history(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]
 
 
 def full_history(file: Path) -> list[Event]:
-    """Return the deployment history, oldest first, without writing or locking it.
-
-    Includes events that the deployment and decision files show but the history lacks.
-    """
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 

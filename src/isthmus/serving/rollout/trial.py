@@ -105,9 +105,11 @@ class Trial:
         self._objective_ms = objective_ms
 
     def judge(self) -> None:
-        """Set `refused`, which ends the trial, if the model fails more often than the standby or only it is too slow.
+        """End the trial if the model on trial is worse than the other model: set `refused` to the reason.
 
-        Call it after each counted request, except for a shadow. It also starts a new window after `WINDOW` requests.
+        The model is worse if it fails at least `FAILURES` times and more often, or if only its p99 latency exceeds the
+        objective. Call this after each counted request of a canary or of a deployment on probation. After `WINDOW`
+        requests, starts to count again.
         """
         if self.refused is not None:
             return
@@ -182,10 +184,10 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Return True if the candidate should answer a request, for its share of all requests.
+        """Return True if the candidate should answer a request, which is so for a fraction `share` of all keys.
 
-        The choice is a hash of the first row's join keys `names`, or of the body without such keys. Equal keys thus
-        always get the same model.
+        `names` are the join keys of the model, and `keys` has their values in the request. Hashes the keys of the first
+        row, or the bytes `body` of a request without keys. The same keys thus always get the same model.
         """
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
@@ -193,10 +195,11 @@ class CandidateRun(Trial):
         return place < self.candidate.share
 
     def compare(self, deployed: Float32, candidate: Float32) -> bool:
-        """Compare the outputs of both models, shape (n,) or (n, classes). Return True if no row differs.
+        """Compare the outputs of the deployed model and of a shadow for one request. Return True if all rows agree.
 
-        Counts the rows in `compared` and `differing`. Rows differ if the gap exceeds `tolerance` or only one output is
-        NaN. All rows differ if the shapes do.
+        Outputs have shape (n,) or (n, classes). A row differs if an output differs by more than `tolerance`, or only
+        one of the two is NaN. If the shapes differ, all rows do. Adds to `compared` and `differing`, and updates
+        `worst`.
         """
         if deployed.shape != candidate.shape:
             deployed, candidate = np.zeros(len(deployed), np.float32), np.full(len(deployed), np.nan, np.float32)
@@ -239,7 +242,6 @@ class ProbationRun(Trial):
         self._next = 0.0
 
     def reuse_former(self, deployment: Deployment) -> DeployedModel | None:
-        """Return the previous model, already loaded, if `deployment` restores it after a failed trial; else None."""
         if deployment.undone is None or not isinstance(self.former, DeployedModel):
             return None
         return (
@@ -261,9 +263,10 @@ class ProbationRun(Trial):
         return super()._slower(own, other) and new > old and (new - old) ** 2 > _CHI_SQUARED * (new + old)
 
     def begin(self) -> bool:
-        """Return True if the caller should now run both models for comparison, and then call `end`.
+        """Return True if the caller should time both models on this request, and call `end` afterwards.
 
-        Returns False during a comparison and in the pause after it, or for 10 seconds if `end` is not called.
+        Returns False while another comparison runs, and after it for nine times its duration. If `end` is never called,
+        the next comparison is allowed after 10 seconds.
         """
         now = time.monotonic()
         if now < self._next:
@@ -273,5 +276,4 @@ class ProbationRun(Trial):
         return True
 
     def end(self, seconds: float) -> None:
-        """Allow the next comparison after a pause of nine times `seconds`, the duration of this comparison."""
         self._next = time.monotonic() + seconds * (1 / _SHARE - 1)

@@ -33,7 +33,7 @@ _NEAR = 64
 def require_distinct(body: bytes) -> None:
     """Raise a RequestError if an object in a JSON body repeats a name: parsers silently keep the last value.
 
-    The body must be an object of scalars, lists, objects of columns, or lists of such objects.
+    Call it after decoding, for an object whose values are scalars, lists, objects of lists, or lists of such objects.
     """
     accounted = 0
     for member in _OBJECT.decode(body).values():
@@ -69,10 +69,6 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
-    """Return an error that explains why a body or column is not valid JSON.
-
-    `where` names the body or column, `text` is its bytes, and `error` is what decoding raised, one of `FAILURES`.
-    """
     message, expected = str(error), "JSON in UTF-8"
     position = _POSITION.search(message)
     at = int(position[1]) if position else len(text)

@@ -40,10 +40,6 @@ _FIELDS = {name: msgspec.json.Decoder(GenericAlias(list, (python | None,))) for 
 
 
 def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> dict[str, list[Any]]:
-    """Decode the join keys of a request from JSON to lists, by name.
-
-    Raises a RequestError for an unknown name, a null or a wrong type.
-    """
     columns = {}
     for name, raw in raws.items():
         column = join_keys.get(name)
@@ -56,10 +52,12 @@ def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> di
 def entities(
     raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column], request: Mapping[str, Column], optional: Set[str]
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Decode the columns of a lookup request, and return its join keys and its request fields.
+    """Decode the `entities` of a lookup request. Return its join keys and its request fields, both by name.
 
-    Join keys, and fields in `optional`, may be missing. A field with the name of a join key gets the key's values.
-    Raises a RequestError if another field is missing, if a name is unknown, or if a value has the wrong type.
+    `raws` has the JSON of each column. `join_keys` are the join keys of all views, and `request` the request fields
+    that the requested features need. Join keys, and the fields named in `optional`, may be missing. A request field
+    with the name of a join key gets the values of the key. Raises a RequestError for another missing field, an unknown
+    name, or a value of the wrong type.
     """
     for name, column in request.items():
         if name not in raws and name not in optional:
@@ -76,10 +74,6 @@ def entities(
 
 
 def decode_field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
-    """Decode the values of a request field from JSON; null becomes None.
-
-    Raises a RequestError for a wrong type or array size. The error names the field as `part.NAME`.
-    """
     values = _decode(f"{part}.{column.name}", raw, column, _FIELDS)
     require_size(f"{part}.{column.name}", values, column)
     match column.dtype.name:
@@ -103,11 +97,6 @@ def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> No
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """Return the number of rows of the columns in a request.
-
-    Raises a RequestError if the lengths differ or are 0, and a TooLargeError above `most` rows. `where` names the part
-    of the request in errors.
-    """
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:
@@ -122,10 +111,6 @@ def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
 
 
 def values(data: list[Any], column: Column, part: str = "request") -> Values:
-    """Convert decoded values to a NumPy column. Raise a RequestError if a number is too large for Float32.
-
-    `part` names the part of the request in the error.
-    """
     with np.errstate(over="ignore"):
         values = from_python(data, column.dtype)
     if column.dtype.name == "Array(Float32)":

@@ -35,11 +35,11 @@ def labels(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> list[str]:
 
 
 def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None = None) -> list[Any]:
-    """Convert m columns of one type, shape (m, rows), to values that orjson encodes.
+    """Convert columns of one type to lists or arrays that orjson can encode. `data` has shape (columns, rows).
 
-    As in Feast, a timestamp becomes seconds, with a fraction if any value of the column has one. Non-finite numbers
-    become strings and bytes become Base64. `null` is a mask of the same shape, or None without nulls. It is not used
-    for texts, bytes and arrays, which hold None themselves.
+    A timestamp becomes seconds since 1970, as in Feast, with a fraction if any value of its column has one. NaN and
+    infinity become strings, and bytes become Base64. `null` is True where a value is null, or None if no value is. It
+    is ignored for texts, bytes and arrays, which hold None themselves.
     """
     if dtype.element is not None:
         return [_arrays(dtype.element, column) for column in data]
@@ -117,7 +117,6 @@ def base64_texts(values: Sequence[bytes | None]) -> list[str | None]:
 
 
 def status_words(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Encode codes of `Status`, shape (n,), as a JSON array of Feast's status names."""
     text = codes.tobytes()
     for code, word in _WORDS:
         text = text.replace(code, word)

@@ -27,10 +27,6 @@ async def body_of(request: Request) -> bytes:
 
 
 def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode the JSON body of a request to the type of the decoder.
-
-    Raises an UnreadableError if the body is not JSON, and a RequestError for a wrong type or a duplicate name.
-    """
     try:
         message = decoder.decode(body)
         require_distinct(body)
@@ -50,7 +46,6 @@ class _Answer(Response):
 
 
 def reply(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value, more: Head = ()) -> Response:
-    """Create a response with status 200, the headers `more`, and `isthmus-contract` unless `contract` is None."""
     return _Answer(body, (*_head(contract, media_type), *more))
 
 

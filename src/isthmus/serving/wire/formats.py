@@ -16,9 +16,10 @@ class Format(Enum):
 
 @lru_cache(256)
 def negotiate(accept: str) -> Format:
-    """Choose the format of an answer by an `Accept` header: the highest quality, then the most specific match.
+    """Choose the format of an answer from the `Accept` header of a request.
 
-    If no format matches, returns JSON, as in Feast. Raises a NotAcceptableError if the header excludes JSON, too.
+    The highest quality wins, then the most specific media type, then the order of `Format`. Returns JSON if no format
+    matches, as in Feast. Raises a NotAcceptableError if the header also excludes JSON by a quality of 0.
     """
     ranges = dict(_range(part) for part in accept.lower().split(","))
     best, form = (0.0, 0), None
@@ -36,7 +37,6 @@ def negotiate(accept: str) -> Format:
 
 
 def accepts(accept_encoding: str, coding: str) -> bool:
-    """Return True if an Accept-Encoding header names a content coding with a quality above 0. Ignores `*`."""
     return dict(_range(part) for part in accept_encoding.lower().split(",")).get(coding, 0) > 0
 
 

@@ -117,7 +117,7 @@ class _Compressed(StaticFiles):
 
 
 def document() -> dict[str, Any]:
-    """Build the OpenAPI document. It contains no names of a project, view or model: reading it needs no API key."""
+    # It names no project, view or model, since reading it needs no API key.
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
         messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,

@@ -47,9 +47,11 @@ _PREFIX = 4
 
 
 def from_json(where: str, raw: bytes, element: str, shape: Shape) -> Array:
-    """Decode a tensor from flat or nested JSON; raise a RequestError if its elements do not fit `element` and `shape`.
+    """Decode the JSON of an input tensor in a request: a flat list, or lists nested like `shape`.
 
-    Elements are counted first, then decoded in chunks, so that the event loop can run in between.
+    `element` is the element type in ONNX's words, such as "float" or "string". `where` names the tensor in errors.
+    Raises a RequestError if the number, nesting or type of the elements is wrong. Checks the number before it decodes
+    numbers, and decodes them in chunks, so that other threads can run in between.
     """
     count = math.prod(shape)
     expected = f"{count:,} {_JSON[element][1]} ({DATATYPES[element]}), flat or nested as {list(shape)}"
@@ -123,9 +125,11 @@ def _marks(shape: Shape) -> bytes:
 
 
 def from_bytes(where: str, data: memoryview, element: str, shape: Shape) -> Array:
-    """Decode a tensor from little-endian bytes; raise a RequestError if they do not fit `element` and `shape`.
+    """Decode the binary data of an input tensor in a request: little-endian numbers, or strings each after its length.
 
-    Each string follows its length in 4 bytes.
+    `element` is the element type in ONNX's words, such as "float" or "string". A string's length is an unsigned number
+    of 4 bytes. `where` names the tensor in errors. The result may share the memory of `data`. Raises a RequestError if
+    the bytes do not fit `element` and `shape`.
     """
     count = math.prod(shape)
     if element == "string":
@@ -170,7 +174,6 @@ def to_json(array: Array) -> orjson.Fragment:
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """Encode a tensor as little-endian bytes, in the format of `from_bytes`. Numbers may share the array's memory."""
     if array.dtype != object:
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     texts = [str(text).encode() for text in array.ravel().tolist()]

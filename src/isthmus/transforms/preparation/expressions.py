@@ -12,7 +12,7 @@ _TINY = 1.1754943508222875e-38
 
 
 def number(rows: DataFrame, name: str) -> Column:
-    """Return the column `name` as float32, null where it is null or NaN. Times are in microseconds, booleans 0 or 1."""
+    # Times become microseconds, and booleans 0 or 1. NaN becomes null.
     value = rows[name]
     as_float = (functions.unix_micros(value) if dict(rows.dtypes)[name] == "timestamp" else value).cast("float")
     return functions.when(~functions.isnan(as_float), as_float)
@@ -45,10 +45,6 @@ def _within(value: Column, low: Column, high: Column) -> Column:
 
 
 def aggregates(step: Step, value: Column) -> list[Column]:
-    """List the Spark aggregates, over finite values, from which `parameters` computes what a step learns.
-
-    The list is empty if the step learns nothing.
-    """
     wide = value.cast("double")
     finite = functions.when(functions.abs(wide) < math.inf, wide)
     match step:
@@ -64,7 +60,6 @@ def aggregates(step: Step, value: Column) -> list[Column]:
 
 
 def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]:
-    """Compute what a step learns from the results of its `aggregates`, which are None without finite numbers."""
     match step:
         case Clip():
             low, high = results

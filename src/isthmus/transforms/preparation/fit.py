@@ -67,14 +67,12 @@ class Preparation(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """Number of the network's numeric inputs: one per number, null indicator, `OneHot` place and `Ordinal` text."""
         spelled = sum(text.count for text in self.texts if isinstance(text.text, OneHot))
         ordered = sum(isinstance(text.text, Ordinal) for text in self.texts)
         return len(self.numbers) + sum(number.indicator for number in self.numbers) + spelled + ordered
 
     @property
     def embedded(self) -> dict[int, tuple[int, int]]:
-        """The number of vectors to learn and their size, for each `Embed` or `Hashed` text, by its index in `texts`."""
         return {
             position: (fitted.count, min(text.width, (fitted.count + 1) // 2))
             for position, fitted in enumerate(self.texts)
@@ -83,9 +81,10 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
-    """Fit the steps of numeric columns and the encodings of text columns to `rows`, by engine queries.
+    """Learn the parameters of the steps before a student's network from training rows, by queries on the engine.
 
-    Pass the result of `training_part`, so that the network does not see statistics of later rows.
+    `numbers` has the steps of each numeric column, such as Clip and Standardize, and `texts` the encoding of each text
+    column. Filter the rows by `training_part` first, so that the student does not learn from later rows.
     """
     from pyspark.sql import functions
 
@@ -118,7 +117,10 @@ def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping
 
 
 def training_part(rows: "DataFrame", before: int) -> "DataFrame":
-    """Keep the rows before the time `before` (Unix microseconds) whose labels were known by then, for `fit`."""
+    """Keep the rows to learn from: those before the time `before` whose labels were known by then.
+
+    `before` is in microseconds since 1970 UTC.
+    """
     from pyspark.sql import functions
 
     moment = functions.timestamp_micros(functions.lit(before))
@@ -126,9 +128,10 @@ def training_part(rows: "DataFrame", before: int) -> "DataFrame":
 
 
 def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProto":
-    """Return an ONNX graph that applies the steps to a number `x`, in order. Its output `y` is 0 in place of null.
+    """Compile the steps of a numeric column to an ONNX graph, which becomes part of a student's package.
 
-    Its other inputs are the parameters, which must not be null, NaN or -0.0. `counts` has their number for each step.
+    The graph applies the steps in order to its input `x`. Its output `y` is 0 for null. `counts` has the number of
+    learned parameters of each step. Each parameter is an input, too, and must not be null, NaN or -0.0.
     """
     from pyspark.sql import functions
 
@@ -146,10 +149,6 @@ def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProt
 
 
 def place_graph(places: Mapping[str, int]) -> "onnx.ModelProto":
-    """Return an ONNX graph that maps a text `x` to its number in `places` (int64), or to 0 if it is unknown.
-
-    Feed "" in place of null.
-    """
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions

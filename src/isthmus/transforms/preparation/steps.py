@@ -14,7 +14,6 @@ class Setting:
     """Base of the steps for numbers and the encodings for texts."""
 
     def valid_values_hint(self) -> str:
-        """Return "" if the setting is valid, else a text for an error message that says which values are valid."""
         match self:
             case Clip(low=low, high=high) if not (_number(low) and _number(high) and 0 <= low <= high <= 1):
                 return "shares, 0 <= low <= high <= 1"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features.contract.schema import SEPARATOR, Column, Contract, TransformContract, optional
+from isthmus.features.contract.schema import SEPARATOR, Column, Contract, TransformContract, optional_fields
 from isthmus.features.definition import codehash
 from isthmus.features.definition.checks import size_hint
 from isthmus.features.definition.spec import AtRequest, RequestSource
@@ -49,14 +49,15 @@ class Graphs:
     def require(
         self, place: str, name: str, batch: pa.RecordBatch, rows: Mapping[str, pa.Array], refusal: str = ""
     ) -> None:
-        """Run the graph of the request transform `name`. Raise a DataError about the first row it cannot compute.
+        """Check that the graph of the request transform `name` computes every row; raise a DataError if not.
 
-        `rows` has the transform's inputs by name. The error names the transform by `place`, and the row by its keys in
-        `batch`. It also quotes `refusal`, the engine's error, unless the row breaks an expectation.
+        `rows` has the inputs of the transform by name. The error names the transform by `place`, and the first such row
+        by the keys and time in `batch`. `refusal` is the error of the Spark query over the same rows, if the query
+        failed. It is quoted unless the row breaks an expectation.
         """
         graph, inputs = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in inputs}
-        refused = graph.first_refused(columns, graph.run(columns), self._graph)
+        refused = graph.first_refusal(columns, graph.run(columns), self._graph)
         if refused is None:
             return
         at = ", ".join(f"{key}={batch[key][refused.row]}" for key in self._identity if key in batch.schema.names)
@@ -67,10 +68,10 @@ class Graphs:
 
 
 def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
-    """Compile the function of a request transform to a serialized ONNX graph. `columns` are its inputs.
+    """Compile a request transform, or the checks of a request source, to an ONNX graph for serving.
 
-    Returns the graph and a list of problems. An error of the user's function is a problem, too, and is not raised. If
-    there are problems, ignore the graph.
+    `columns` are the inputs. Returns the serialized graph and a list of problems, for `isthmus apply` to show. Ignore
+    the graph if there are problems. An error in the user's function is a problem, too, and is not raised.
     """
     from isthmus.transforms.rowwise.compiler import compile_columns
     from isthmus.transforms.rowwise.core.expressions import NotCompilableError, traced
@@ -176,13 +177,9 @@ def _place(transform: AtRequest) -> str:
 
 
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:
-    """Append the fields of request transforms to the schema of rows.
-
-    Raises a DataError if an input of a transform is missing, or a name is taken.
-    """
     for transform in transforms:
         where = f"request transform {transform.name}"
-        available = optional([transform]).union(schema.names)
+        available = optional_fields([transform]).union(schema.names)
         if missing := [name for name in transform.inputs if name not in available]:
             raise DataError(
                 where, f"the rows have no column {', '.join(missing)}", expected="every input of its function",
@@ -202,11 +199,11 @@ def append_fields(
     joined: Iterable[pa.RecordBatch],
     graphs: Graphs | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches `joined` with the fields of request transforms appended. Rows keep their order.
+    """Yield the batches of a training set with the fields of request transforms appended. Rows keep their order.
 
-    Runs one engine query per batch and transform. With `graphs`, each row also runs through the graph that serving
-    uses. Raises a DataError if the engine or a graph cannot compute a row, if an input is missing or has a wrong type,
-    or if two columns would share a name.
+    Runs one query on the engine per batch and transform. With `graphs`, also checks that the graphs of serving compute
+    every row. Raises a DataError if the engine or a graph cannot compute a row, an input is missing or has a wrong
+    type, or a batch already has a column with the name of a field.
     """
     for batch in joined:
         columns, schema = batch.columns, schema_with(batch.schema, [contract for _, contract in transforms])

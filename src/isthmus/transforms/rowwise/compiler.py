@@ -40,10 +40,11 @@ class Compiled:
 def compile_columns(
     columns: "Mapping[str, Column]", inputs: Mapping[str, SqlType], plain: Collection[str] = ()
 ) -> Compiled:
-    """Compile PySpark columns to one ONNX graph; raise NotCompilableError for an unsupported expression.
+    """Compile PySpark columns to one ONNX graph that computes them without Spark, row by row.
 
-    Create the columns in a `traced` block. `inputs` has the type of each input column. The caller guarantees that the
-    inputs in `plain` are never null, NaN or -0.0.
+    `columns` has the column of each output, created in a `traced` block, and `inputs` the type of each input column.
+    The caller promises that the inputs named in `plain` are never null, NaN or -0.0. Raises NotCompilableError for an
+    expression that graphs do not support.
     """
     nodes = {name: node_of(column, f"field {name}") for name, column in columns.items()}
     compiler = _Compiler(inputs, plain)

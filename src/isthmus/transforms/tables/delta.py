@@ -33,7 +33,11 @@ class _DeltaTable:
 
 @contextmanager
 def open_table(source: Source, place: str, options: Mapping[str, str]) -> Iterator[SourceTable]:
-    """Open the newest version of a Delta table; raise DataError if it is missing, DependencyError if unreachable."""
+    """Open the newest version of a Delta table, so that its rows can be copied for a build.
+
+    `place` is the path or URL of the table, and `options` are the storage options for a URL. Raises DataError if the
+    table is missing or damaged, and DependencyError if the storage does not answer or deltalake is not installed.
+    """
     with extra("offline"):
         from deltalake.exceptions import DeltaError, TableNotFoundError
     try:

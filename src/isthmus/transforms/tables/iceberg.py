@@ -46,7 +46,12 @@ class _IcebergTable:
 
 @contextmanager
 def open_table(source: Source) -> Iterator[SourceTable]:
-    """Open the current snapshot of an Iceberg table; raise DataError if missing, DependencyError if unreachable."""
+    """Open the current snapshot of an Iceberg table, so that its rows can be copied for a build.
+
+    `source.iceberg` is CATALOG.TABLE. Environment variables of PyIceberg configure the catalog. Raises DataError if the
+    table is missing or damaged, and DependencyError if the catalog or storage does not answer or pyiceberg is not
+    installed.
+    """
     with extra("iceberg"):
         from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError

@@ -36,10 +36,11 @@ _COARSER = ("write the file with pyarrow's or pandas' coerce_timestamps='us', al
 
 
 def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "DataFrame":
-    """Return a DataFrame of the Parquet files or folders at local paths or URLs. The engine reads the rows later.
+    """Return a DataFrame of Parquet files or folders. The engine reads the rows only when it runs a query.
 
-    A character like `*` in a local path is literal. `schema` has the columns as SQL, such as "`age` bigint"; without
-    it, the engine reads them from the files now.
+    `places` are local paths or URLs. Unlike `spark.read.parquet`, takes `*` and similar characters of a local path
+    literally. `schema` lists the columns in SQL, such as "`age` bigint". Without it, the engine opens the files now to
+    find the columns.
     """
     if any(_PATTERN.search(place) and not is_url(place) for place in places):
         # Sail reports the version of Spark that it emulates, but answers a query with its own version. It reads
@@ -53,7 +54,6 @@ def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "Dat
 
 
 def schema(source: str, table: SourceTable) -> pa.Schema:
-    """Return the Arrow schema that `write` gives a table's rows; raise DataError if engines cannot read a column."""
     fields = [(field.name, _type(field.type), field.nullable) for field in table.schema]
     unread = [f"{field.name} ({field.type})" for field in table.schema if _type(field.type) is None]
     if unread:
@@ -66,10 +66,12 @@ def schema(source: str, table: SourceTable) -> pa.Schema:
 
 
 def write(source: str, table: SourceTable, column: str | None, within: Within, file: Path) -> int:
-    """Write the rows of a table to a Parquet file, replacing it. Return the number of rows written.
+    """Copy the rows of a table to the Parquet file `file`, in types that every engine reads. Return the number of rows.
 
-    `column` and `within` select rows as in `SourceTable.batches`. After an error, an incomplete file may remain. Raises
-    DataError if the rows cannot be read or written, and DependencyError if the storage or database does not answer.
+    With both a time column `column` and a range `within`, copies only rows in that range or without a time, as in
+    `SourceTable.batches`. `source` is the name of the source, for errors. Replaces the file. After an error, an
+    incomplete file may remain. Raises DataError if the rows cannot be read or written, and DependencyError if the
+    storage or database does not answer.
     """
     columns = schema(source, table)
     batches = (_converted(source, table, batch, columns) for batch in table.batches(column, within))
@@ -134,7 +136,6 @@ class ParquetFiles:
 
     @cached_property
     def uniform(self) -> bool:
-        """True if every engine can read the files unchanged, with the same result. Reads all footers on first use."""
         kinds = [_kinds(fragment, footer) for fragment, footer in zip(self._fragments, self._footers, strict=True)]
         if any(_NULL in path for path in self.paths):
             return False  # Sail takes it for a text
@@ -142,7 +143,6 @@ class ParquetFiles:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of all files, from their footers. Raises DataError if a column has incompatible types."""
         examples: dict[str, dict[pa.DataType, str]] = {}
         empty: dict[str, pa.DataType] = {}
         for fragment, footer in zip(self._fragments, self._footers, strict=True):
@@ -315,10 +315,11 @@ class _Objects(ParquetFiles):
 
 @contextmanager
 def open_table(source: Source, options: Mapping[str, str]) -> Iterator[SourceTable]:
-    """Open the Parquet files at the URL `source.path`: one file, or all files of a folder and its subfolders.
+    """Open the Parquet file at the URL `source.path`, or all files in and below that folder, to copy their rows.
 
-    Skips names that start with "_" or ".". `options` are storage options. Raises ConfigurationError for a Delta table,
-    DataError if there are no files or one is damaged, and DependencyError if the storage or deltalake is not available.
+    Skips files and folders whose names start with "_" or ".". `options` are the storage options. Raises
+    ConfigurationError for a Delta table, and DataError if there are no files or a file is damaged. Raises
+    DependencyError if the storage does not answer or deltalake is not installed.
     """
     with extra("offline"):
         import deltalake  # noqa: F401 - only whether it is installed

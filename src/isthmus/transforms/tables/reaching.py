@@ -22,9 +22,10 @@ _SCHEME = re.compile(r"(No FileSystem for scheme \"(?P<scheme>\w+)\"|Class org\.
 
 @contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Convert an engine's error about a missing file, module or S3 support into a DependencyError with a remedy.
+    """Explain errors of the engine in the block: its machines lack a file, a Python module or S3 support.
 
-    All other errors pass unchanged, also if this process lacks the file or module, too. `where` names the operation.
+    Raises a DependencyError with a remedy in place of such an error. An error about a file or module that this process
+    lacks, too, and all other errors pass unchanged. `where` names the operation in the error, such as "preparation".
     """
     from pyspark.errors import PySparkException
 

@@ -46,12 +46,12 @@ class _Query:
 
 @contextmanager
 def open_table(source: Source, root: Path) -> Iterator[SourceTable]:
-    """Connect to the database of a source, and open its query as a table until the end of the block.
+    """Connect to a source's database for a `with` block, and open its SQL query as a table to copy for a build.
 
-    The address is in the variable `source.connection`; `duckdb:FILE` starts from `root`. All reads happen in one
-    read-only transaction. Entering the block runs `version_sql` and asks for the columns of the query. Raises
-    ConfigurationError if the variable is not an address, and DataError if the file is missing or a query is rejected.
-    Raises DependencyError if the database does not answer or its driver is missing.
+    The environment variable named by `source.connection` holds the address. The path in `duckdb:FILE` starts from
+    `root`. All queries see the same state of the database, in one read-only transaction. Runs `source.version_sql` at
+    the start. Raises ConfigurationError if the variable does not hold an address, and DataError if the DuckDB file is
+    missing or a query is rejected. Raises DependencyError if the database does not answer or its driver is missing.
     """
     address = _address(source)
     scheme, _, rest = address.partition(":")
@@ -64,10 +64,11 @@ def open_table(source: Source, root: Path) -> Iterator[SourceTable]:
 
 
 def version(source: Source, root: Path) -> str | None:
-    """Return a text that changes when the rows of a source change, or None if there is no such text.
+    """Return a text that changes when the rows of a source's SQL query change, or None if changes cannot be detected.
 
-    With `version_sql`, this connects to the database and returns the result of that query, or None for only nulls.
-    Without `version_sql`, returns the name, size and time of the DuckDB file and its log, and None for PostgreSQL.
+    With `source.version_sql`, connects to the database and returns the result of that query, or None if all its values
+    are null. Otherwise, returns the size and time of the DuckDB file and its log, or None for PostgreSQL. Relative
+    paths start from `root`. Raises the errors of `open_table`.
     """
     if source.version_sql:
         with open_table(source, root) as table:

@@ -30,9 +30,10 @@ class SourceTable(Protocol):
     def schema(self) -> pa.Schema: ...
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
-        """Yield the rows whose time, in `column`, is in the range `within`, and the rows without a time.
+        """Yield the rows whose time is in the range `within`, and the rows without a time, to copy them for a build.
 
-        Yield all rows if either argument is None. A table that cannot filter by the column may yield more rows.
+        `column` is the name of the time column. Yields all rows if either argument is None. A table that cannot filter
+        by that column may yield more rows.
         """
         ...
 
@@ -43,7 +44,6 @@ def moments(within: tuple[int, int]) -> tuple[str, str]:
 
 
 def condition(column: str, within: tuple[int, int], literal: str) -> str:
-    """Build an SQL condition for times in [first, end) or null. `literal` formats a time: "TIMESTAMPTZ {}"."""
     name = '"' + column.replace('"', '""') + '"'
     first, end = (literal.format(f"'{moment}'") for moment in moments(within))
     return f"{name} IS NULL OR ({name} >= {first} AND {name} < {end})"
@@ -51,9 +51,11 @@ def condition(column: str, within: tuple[int, int], literal: str) -> str:
 
 @contextmanager
 def reading(source: str, place: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert errors of reading a source into a DataError, or a DependencyError if the storage does not answer.
+    """Convert errors that a table's library raises in the block while a source is read.
 
-    Converts `errors`, Arrow's errors, OSError and ValueError. `place` is the source's location, for messages.
+    Raises a DependencyError if the storage does not answer, else a DataError. Converts OSError, ValueError, Arrow's
+    errors and the types in `errors`. `source` is the name of the source, and `place` its path or address, for the
+    message.
     """
     try:
         yield

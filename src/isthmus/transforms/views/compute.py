@@ -12,7 +12,7 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
-from isthmus.features.errors import ConfigurationError, DataError, Problem, nearest, one_of
+from isthmus.features.errors import ConfigurationError, DataError, Problem, did_you_mean, one_of
 from isthmus.features.values.arrow import ARROW, null_elements, wrong_size_rows
 from isthmus.transforms.sources import failing_line, first_line
 from isthmus.transforms.tables.reaching import reaching
@@ -32,11 +32,11 @@ _ROLES = dict(zip(_TIMES, ("timestamp", "known"), strict=True))
 def stream_view(
     view: FeatureView, contract: ViewContract, frames: Frames, within: tuple[int, int] | None = None
 ) -> Iterator[pa.Table]:
-    """Call a view's function, run its query on the engine, and yield the rows in batches, in the contract's types.
+    """Compute the rows of a view for a build: call its function, run the query, and yield the rows in batches.
 
-    The columns are keys, features, `event_timestamp` and `known_at`. `within` selects event times in [first, end), in
-    microseconds since 1970 UTC; without it, a result without rows is an error. After an error, discard the batches
-    that came before it.
+    `frames` has a DataFrame per source name. The columns are join keys, features, `event_timestamp` and `known_at`, in
+    the types of `contract`. `within` limits the event times to [first, end), in microseconds since 1970 UTC. If it is
+    None, a result without rows is an error. After any error, discard the batches that were yielded before.
 
     Raises ConfigurationError with all missing columns and wrong types. Raises DataError if the function or its query
     fails, or a row is invalid: a null key or time, a null in an array, or an array of wrong size. Raises
@@ -63,13 +63,15 @@ def stream_view(
 
 
 def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa.Table:
-    """Compute a spine (the training examples): call its function, run its query, and return all rows, in memory.
+    """Compute a spine (the training examples): call its function, run the query, and return all rows.
 
-    The table has `columns` (keys, request fields, label), in the contract's types, `event_timestamp` and `known_at`. It
-    is sorted by `event_timestamp`, then by the other columns. Keys may be null, but not times. Raises
-    ConfigurationError with all missing columns and wrong types. Raises DataError if the function or query fails or
-    returns no rows, a row is invalid, or a label was known before `event_timestamp`. Raises DependencyError if the
-    engine lacks a file or module.
+    `columns` are the keys, request fields and label in the contract. The result has them, `event_timestamp` and
+    `known_at`. `frames` has a DataFrame per source name. All rows are in memory. Rows are sorted by `event_timestamp`,
+    then by the other columns. Keys may be null, but not times.
+
+    Raises ConfigurationError with all missing columns and wrong types. Raises DataError if the function or query fails
+    or returns no rows, a row is invalid, or a label was known before `event_timestamp`. Raises DependencyError if the
+    engine lacks a file or module that this process has.
     """
     where = f"spine {spine.name}"
     place, frame = _frame(where, spine, columns, frames)
@@ -94,11 +96,12 @@ class _WantsRowsError(BaseException):
 
 
 def analyze(spark: Any, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames) -> None:
-    """Check the columns that the function of a view or spine returns, without computing a row.
+    """Check the columns that the function of a view or spine returns, for `isthmus apply`, without computing rows.
 
-    A function that computes rows itself, for example to count them, ends there, and its result is not checked. During
-    the call, no other thread can compute with the session `spark`. Raises ConfigurationError with all missing columns
-    and wrong types, and DataError if the function failed or the engine rejected it.
+    `columns` are the expected columns, and `frames` has a DataFrame per source name. If the function itself makes the
+    engine compute, for example to count rows, stops it there and does not check its result. No other thread can compute
+    with the session `spark` during the call. Raises ConfigurationError with all missing columns and wrong types, and
+    DataError if the function fails or the engine rejects the query.
     """
     client = spark.client
     kind = "view" if isinstance(declaration, FeatureView) else "spine"
@@ -197,7 +200,7 @@ def _explained(message: str, declaration: FeatureView | Spine, frames: Frames) -
         return message, ""
     columns = {source.name: frames[source.name].columns for source in declaration.sources}
     unknown = re.search("`([^`]+)`", message)
-    message += nearest(unknown[1], chain(*columns.values())) if unknown and "Did you mean" not in message else ""
+    message += did_you_mean(unknown[1], chain(*columns.values())) if unknown and "Did you mean" not in message else ""
     listed = "; ".join(f"{name} has {', '.join(names)}" for name, names in columns.items())
     return message, f"an existing column: {listed}"
 
@@ -255,7 +258,7 @@ def _check_schema(
     for column in columns:
         expected = column.dtype.spark
         if column.name not in types:
-            missing = f"its result has no column {column.name!r}{nearest(column.name, undeclared)}"
+            missing = f"its result has no column {column.name!r}{did_you_mean(column.name, undeclared)}"
             beside = f"one of type {expected} beside {', '.join(names)}"
             problems.append(Problem(place, missing, beside, "return it, or correct the declaration"))
         elif types[column.name] != expected:

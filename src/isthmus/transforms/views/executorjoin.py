@@ -37,14 +37,15 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
     status: bool,
     rows: int,
 ) -> None:
-    """Join views to a spine (the training examples) on an engine's executors, and wait until they are done.
+    """Join views to a spine (the training examples) on an engine's executors. Return when all files are written.
 
-    Each task joins one view to `rows` rows of the spine, a multiple of `BATCH`, and writes a Parquet file to the
-    existing `folder`. Read the results with `answers`. `spine` is a Parquet file with the join keys and
-    `event_timestamp`, in the types of the histories. `histories` has the Parquet files of each view's table, and
-    `features` the features to join, by view name. The executors must be able to open all paths, too. `status` adds a
-    status column for each view. Raises RefusedError if the engine failed, and DependencyError if an executor lacks a
-    file or this package.
+    Each task joins one view to `rows` rows of the spine and writes a Parquet file to the existing `folder`, which
+    `read_joined` reads. `rows` must be a multiple of `BATCH`. `spine` is a Parquet file with the join keys and
+    `event_timestamp`. `histories` has each view with the Parquet files of its offline table, and `features` the
+    features to join, by view name. `status` adds a status column per view. The executors must be able to open all these
+    paths.
+
+    Raises RefusedError if the engine fails, and DependencyError if an executor lacks a file or this package.
     """
     from pyspark.errors import PySparkException
 
@@ -66,9 +67,10 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
 
 
 def read_joined(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
-    """Yield the columns that `join_files` wrote, in the order of the spine's `count` rows.
+    """Yield the features that `join_files` wrote, in batches of at most `BATCH` rows, in the order of the spine.
 
-    Pass the same `folder` and `rows` as to `join_files`.
+    `views` are the names of the joined views, and `count` is the number of rows of the spine. Pass the same `folder`
+    and `rows` as to `join_files`.
     """
     for part in range(-(-count // rows)):
         files = [pq.ParquetFile(folder / _name(view, part)) for view in views]

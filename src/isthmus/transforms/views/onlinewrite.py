@@ -24,7 +24,11 @@ _COUNTS = ("compared", "changed", "written")
 
 
 def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
-    """Keep the latest row of each key with event and known times up to `at` (Unix microseconds), even if expired."""
+    """Keep the row of each key that Redis should serve: the latest one that happened and was known by the time `at`.
+
+    `at` is in microseconds since 1970 UTC. `rows` is the view's offline table. Rows older than the view's ttl are kept,
+    too.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
@@ -38,12 +42,13 @@ def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
 def write_online(
     rows: "DataFrame", view: ViewContract, contract: Contract, url: str, horizon: int | None
 ) -> list[WriteCounts]:
-    """Write the rows of a DataFrame to Redis from the executors. Return the counts of each partition with rows.
+    """Write a view's rows from the engine's executors to Redis at `url`. Return the counts of each partition with rows.
 
-    A row replaces an older row in Redis. If `horizon`, the latest known time in the offline table, is set, it also
-    replaces a newer row known by then. The Redis URL is sent inside the pickled function, so no plan, log or web page
-    of an engine shows it as text. Raises DependencyError if the engine failed, for example because an executor cannot
-    reach Redis or lacks this package; some rows may be written then.
+    A newer row in Redis stays. But if `horizon` is set, rows replace even a newer row that was known by then, because
+    the offline table no longer has that row. `horizon` is the latest known time in the offline table, in microseconds
+    since 1970 UTC. The URL may contain a password, so it travels inside a pickled function and no plan or log of the
+    engine shows it. Raises DependencyError if an executor fails, for example because it cannot reach Redis. Some rows
+    may be written then. Calling it again is safe.
     """
     from pyspark.errors import PySparkException
 

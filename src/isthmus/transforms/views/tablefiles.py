@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> "DataFrame":
-    """Return a DataFrame of a view's offline table from its Parquet `files`; a feature that a file lacks is null."""
     columns = [*view.keys, *view.fields]
     types = {column.name: column.dtype.spark for column in columns}
     types |= {"event_timestamp": "timestamp", "known_at": "timestamp", "content_hash": "bigint"}

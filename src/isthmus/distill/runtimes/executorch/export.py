@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from isthmus.distill.decoder.network import CachedModel
 from isthmus.distill.runtimes.executorch.process import LIBRARIES
 from isthmus.distill.runtimes.network import Converted, Portable, quiet, unconvertible
-from isthmus.distill.types import Index, spread
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.package.generation.prompt import PAST, TOKENS
 
 CALIBRATION_ROWS = 256
@@ -27,7 +27,7 @@ _NARROWEST = 2**-12
 
 
 def files(of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
-    rows = train[spread(len(train), CALIBRATION_ROWS)]
+    rows = train[evenly_spaced(len(train), CALIBRATION_ROWS)]
     return {
         f"{of.part}.fp32.pte": partial(convert_student, of),
         f"{of.part}.int8.pte": partial(convert_student, of, rows),
@@ -37,9 +37,10 @@ def files(of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
 def convert_student(of: Portable, calibration: Index | None = None) -> Converted:
     """Convert a student to an ExecuTorch program that computes one row at a time, in this process.
 
-    `calibration` has row numbers, or is None for an fp32 program. With rows, weights and inputs become INT8 wherever
-    XNNPACK's quantizer supports the operator; the ranges come from these rows. ExecuTorch's portable kernels compute
-    the operators that XNNPACK lacks. Raise a GateFailed if ExecuTorch cannot convert the student.
+    `of` is the part of the student to convert. `calibration` has the row numbers from whose values the ranges of INT8
+    numbers are taken. None converts to float32. With rows, weights and inputs become INT8 if XNNPACK's quantizer
+    supports the operator. ExecuTorch's portable kernels compute the operators that XNNPACK lacks. Raise a GateFailed if
+    ExecuTorch cannot convert the student.
     """
     file = f"{of.part}.{'fp32' if calibration is None else 'int8'}.pte"
     module = of.require(file, LIBRARIES.name)
@@ -58,10 +59,6 @@ def convert_student(of: Portable, calibration: Index | None = None) -> Converted
 
 
 def converted_decoder(network: CachedModel) -> Converted:
-    """Convert a language model to an ExecuTorch program that reads one token per call.
-
-    Switches `network` to eval mode. Raise a GateFailed if ExecuTorch cannot convert it.
-    """
     # With a dynamic number of tokens, ExecuTorch's passes would fix every tensor at the size of the example.
     max_sizes = {TOKENS: 1, PAST: network.context}
     past = torch.zeros(1, network.context, 2 * network.layers, network.shared, network.width)

@@ -19,12 +19,6 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def convert_student(of: Portable) -> Converted:
-    """Convert a student to a LiteRT model that computes one row at a time; the same student gives the same bytes.
-
-    The conversion runs in a child process. LiteRT's converter does not support variable sizes, so each size is fixed at
-    its maximum. Raise a GateFailed if the task does not allow padding to that size, or if the conversion fails or takes
-    more than 15 minutes.
-    """
     file = f"{of.part}.fp32.tflite"
     opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]
     if unfixed := [size for size in opened if size not in of.padded]:

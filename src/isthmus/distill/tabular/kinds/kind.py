@@ -71,7 +71,7 @@ class Kind(ABC):
 
     @abstractmethod
     def answer(self) -> StudentOutput:
-        """Return a new output layer for a student of these labels."""
+        """Create an output layer for a new student, suited to this kind of label."""
 
     @abstractmethod
     def objective(self, declared: Tabular) -> Objective: ...
@@ -97,21 +97,28 @@ class Kind(ABC):
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
-        """Return all metrics of a model by name. `answers` has the model's scores for the rows `rows`, in order."""
+        """Return all metrics of a model on some rows, by name.
+
+        `rows` has row numbers of the training set. `answers` has the model's scores for these rows, under the key
+        `key`.
+        """
 
     @abstractmethod
     def score(self, answers: Answers, rows: Index) -> float:
-        """Return only the metric that `self.metric` names, which is faster than `quality`."""
+        """Return only the metric that `self.metric` names, which is faster than `quality`; same arguments."""
 
     @abstractmethod
     def chance(self, rows: Index) -> float:
-        """Return the value of `self.metric` on these rows for a model that ignores all inputs."""
+        """Return the metric that a model without inputs would reach on these rows: the baseline for a student's gain.
+
+        The metric is the one that `self.metric` names. `rows` has row numbers of the training set.
+        """
 
     @abstractmethod
     def leak(self, column: Values, rows: Index) -> str:
-        """Describe how one input alone reveals the label; return "" if it does not.
+        """Describe how a single input reveals the label, to stop before training; return "" if it does not.
 
-        `column` has the input's values in the rows `rows`.
+        `column` has the input's values for `rows`, which are row numbers of the training set.
         """
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:

@@ -83,19 +83,27 @@ def change(  # noqa: PLR0913 - the options of the command
     recorded: bool = False,
     progress: Progress = silent,
 ) -> PeriodChange:
-    """Split the change of a distillation's predictions between two periods among four causes.
+    """Explain why a distillation's predictions changed between two periods, by splitting the change among four causes.
 
-    The causes are population (share of rows in each segment), features (rows within segments), contract (computation of
-    stored features) and model. `against` is the earlier period, and `days` the later one. Writes an HTML page to
-    `attribution/<name>` in the state folder, readable by its owner only.
+    The causes are population (share of rows in each segment), features (rows within the segments), contract (how stored
+    features are computed) and model. Writes an HTML page to `attribution/<name>` in the state folder, readable by its
+    owner only.
 
-    The rows come from the latest training set. `by` names the columns that define segments; by default, they are join
-    keys of the spine (table of training examples). Both periods use the last package, unless the folder `package` has
-    another one for the earlier period. With `recorded`, the rows are the recorded predictions, as fed to the model.
-    Each period then uses the package that answered last in it, and `package` must be None.
+    Args:
+        project: project that declares the distillation.
+        name: distillation; None for the project's only one.
+        days: later period; None raises RequestError.
+        against: earlier period.
+        by: columns whose values define the segments. By default, the longest start of the spine's join keys that leaves
+            at least 95 % of the rows in segments that occur in both periods; at least one key.
+        package: folder of the package of the earlier period. By default, both periods use the last package.
+        recorded: use the predictions that servers recorded, with the package that answered last in each period. By
+            default, use the rows of the latest training set. `package` must be None with `recorded`.
+        progress: called with a message and the finished share, 0 to 1.
 
-    Raise RequestError if the label is not Binary or Number, `days` is None, an option is invalid, or a period has no
-    row. Raise DataError if a package, a table or a history is gone, or no row of a period can be used.
+    Raises:
+        RequestError: the label is not Binary or Number, an option is invalid, or a period has no row.
+        DataError: a package, a table or a history is gone, or no row of a period can be used.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -152,7 +160,7 @@ def _recorded(served: ServedAnswers, declared: Distillation, examples: TrainingS
     for column in found.fed.column_names:
         table = table.set_column(table.column_names.index(column), column, found.fed[column])
     contract = read_contract(answered.package)
-    views = {name: contract.views[name] for name, _ in contract.read(answered.package.manifest.service)}
+    views = {name: contract.views[name] for name, _ in contract.stored_features(answered.package.manifest.service)}
     profile = msgspec.convert({"precision": answered.precision}, ServingProfile)
     keys = [*found.keys, TIME]
     others = [name for name in table.column_names if name not in keys and table[name].null_count < len(table)]
@@ -160,18 +168,20 @@ def _recorded(served: ServedAnswers, declared: Distillation, examples: TrainingS
 
 
 def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
-    """Score the rows of two periods with both models, with features computed under both contracts.
+    """Score the rows of two periods with both models, each with features computed under both contracts.
 
-    `sides` has the periods, the earlier one first. `result[contract][model]` has the scores of the n rows of the
-    earlier period, then of the m rows of the later one. Index 0 is the earlier contract or model. Equal scores share
-    one array. If the effect of the contracts cannot be computed, the scores are the same under both, and `unknown` gets
-    the reason.
+    `sides` has the earlier and the later period. `result[contract][model]` has one score per row, those of the earlier
+    period first; index 0 stands for the earlier contract or model. Equal scores share one array. If the effect of the
+    contracts cannot be computed, both contracts get the same scores, and the reason is written to
+    `unknown["contract"]`.
     """
     models = [DeployedModel(unverified_deployment(side.package, side.profile, 0, None)) for side in sides]
     if models[0].deployment.digest == models[1].deployment.digest:
         models[1] = models[0]
     contracts = [side.contract for side in sides]
-    read = [contract.read(side.package.manifest.service) for contract, side in zip(contracts, sides, strict=True)]
+    read = [
+        contract.stored_features(side.package.manifest.service) for contract, side in zip(contracts, sides, strict=True)
+    ]
     every = list(dict.fromkeys([*read[0], *read[1]]))
 
     def under(place: int, pairs: Pairs) -> list[pa.Table]:
@@ -290,12 +300,6 @@ def _period(side: Side, rows: int) -> Period:
 
 
 def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
-    """Split the rows of two periods into segments; the first `count` rows belong to the earlier period.
-
-    Return the columns that define the segments, and the segments. The columns are `by`. If `by` is empty, they are the
-    first names in `spine` (join keys of the training examples): as many as leave 95 % of the rows in segments that both
-    periods have, and at least one. Raise RequestError or DataError if a column is missing or cannot be split.
-    """
     keys = [key for key in spine if key in rows.column_names]
     while True:
         found = segments(rows, by or keys, spine)

@@ -39,9 +39,10 @@ class Segments(NamedTuple):
 
 
 def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> Segments:
-    """Group rows into segments by the values of `columns`. Number columns not in `exact` are split at their quartiles.
+    """Group rows into segments with equal values of `columns`, to compare the same kinds of rows in two periods.
 
-    Raise RequestError if a column is missing or `columns` is empty, and DataError if a column's type cannot be split.
+    Numbers are first replaced by their quartile, except in the columns that `exact` names. Raise RequestError if a
+    column is missing or `columns` is empty, and DataError if the type of a column cannot be split.
     """
     if missing := [name for name in columns if name not in table.column_names]:
         raise RequestError(f"--by {missing[0]}", "is not a column of the rows", expected=one_of(table.column_names))
@@ -66,11 +67,12 @@ def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> S
 
 
 def weights(before: Ints, after: Ints) -> Numbers:
-    """Return row weights that give the rows of one period the segment shares of another, float64 (2, 2, n + m).
+    """Compute row weights that give the rows of one period the segment shares of another, as float64 (2, 2, n + m).
 
-    Entry [p, f] weights the rows (features) of period f by the segment shares (population) of period p. Period 0 is the
-    earlier one. `before` and `after` are the segment numbers, from 0, of the periods' n and m rows; neither is empty. A
-    segment that only one period has counts as population change: its rows stand for it in both periods.
+    Used to separate a change of population from a change of features. Entry [p, f] weights the rows of period f by the
+    segment shares of period p; period 0 is the earlier one. `before` and `after` have the segment index of each of the
+    n rows of the earlier period and the m rows of the later one; neither is empty. The rows of a segment that occurs in
+    only one period are used for both, so that such a segment counts as a change of population.
     """
     sides = (before, after)
     count = int(max(before.max(), after.max())) + 1
@@ -87,10 +89,13 @@ def weights(before: Ints, after: Ints) -> Numbers:
 
 
 def coalition_values(measure: Weighted, weight: Numbers, scores: Sequence[Sequence[Numbers]]) -> Numbers:
-    """Compute a measure for each of the 16 sets of causes that come from the later period. Return float64 (16,).
+    """Compute a measure for each of the 16 subsets of the four causes, as input for `shapley`.
 
-    Bits 0 to 3 of the index mean that population, features, contract and model come from the later period. `weight` is
-    the result of `weights`. `scores[contract][model]` has the scores of all n + m rows; index 0 is the earlier period.
+    The causes of a subset come from the later period, the rest from the earlier one.
+
+    Return float64 (16,). Bits 0 to 3 of the index mean that population, features, contract and model come from the
+    later period. `weight` is the result of `weights`. `scores[contract][model]` has the scores of the rows of both
+    periods; index 0 means earlier.
     """
     answers = [[scores[contract][model] for model in (0, 1)] for contract in (0, 1)]
     cache: dict[tuple[int, ...], float] = {}

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from isthmus.features.contract.diff import AVAILABLE, duration
+from isthmus.features.contract.diff import AVAILABLE, duration_text
 from isthmus.features.contract.schema import Column, ServiceContract, TransformContract, ViewContract
 from isthmus.features.document.blocks import Block, Fields, Heading, Paragraph, TableBlock, Text, bad, good
 from isthmus.features.projectstatus import short
@@ -69,9 +69,9 @@ def _of_view(view: ViewContract) -> dict[str, str]:
     return {
         "keys": _columns(view.keys),
         "entities": ", ".join(view.entities),
-        "ttl": duration(view.ttl),
-        "delay": duration(view.delay),
-        "lookback": duration(view.lookback),
+        "ttl": duration_text(view.ttl),
+        "delay": duration_text(view.delay),
+        "lookback": duration_text(view.lookback),
         "sources": ", ".join(view.sources) or "none",
         "version": str(view.version),
         "table": view.table,

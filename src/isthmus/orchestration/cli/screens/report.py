@@ -11,7 +11,6 @@ _ENTRIES = 4  # longer mappings are not printed on a line
 
 
 def report_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """Yield the terminal output of any report: a table if every entry is a mapping, else one line per entry."""
     if report and all(isinstance(value, Mapping) for value in report.values()):
         columns = list(next(iter(report.values())))
         rows = [[name, *map(cell, row.values())] for name, row in report.items()]

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from isthmus.features.errors import IsthmusError, harmless
+from isthmus.features.errors import IsthmusError, escape_unprintable
 
 if TYPE_CHECKING:
     from isthmus.features.document.blocks import Block
 
 
 def write_json(report: object) -> None:
-    """Print a JSON document to stdout. NaN and infinities become null."""
     import orjson
 
     text = orjson.dumps(report, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
@@ -22,11 +21,10 @@ def write_json(report: object) -> None:
 
 
 def say(text: str) -> None:
-    sys.stderr.write(f"isthmus: {harmless(text)}\n")
+    sys.stderr.write(f"isthmus: {escape_unprintable(text)}\n")
 
 
 def present(report: Any, blocks: "Callable[[], Iterable[Block]] | None" = None, *, as_json: bool) -> None:
-    """Print a report to stdout: as JSON, or as the blocks that `blocks` returns (default: the report's entries)."""
     if as_json:
         write_json(report)
         return
@@ -39,9 +37,11 @@ def present(report: Any, blocks: "Callable[[], Iterable[Block]] | None" = None, 
 def judge(
     report: object, blocks: "Callable[[], Iterable[Block]]", require: Callable[[], object], *, as_json: bool
 ) -> None:
-    """Print a report, then fail if it does not pass: `require` raises an IsthmusError for a failed check.
+    """Print the report of a command that checks something, then fail if a check failed.
 
-    With `as_json`, the error goes to stderr and becomes a `typer.Exit`, so that stdout has one document.
+    `blocks` returns the report as text for a terminal; with `as_json`, the report is printed as JSON instead. `require`
+    raises an IsthmusError for a failed check. With `as_json`, its message goes to stderr and it becomes a `typer.Exit`,
+    so that stdout has exactly one JSON document.
     """
     present(report, blocks, as_json=as_json)
     try:
@@ -55,7 +55,6 @@ def judge(
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Yield a callback that shows a message and the finished share (0 to 1) on stderr; on a terminal, as a bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 

@@ -13,7 +13,7 @@ from rich.text import Text as RichText
 
 from isthmus.features.document import blocks
 from isthmus.features.document.blocks import ABSENT, Block, Figure, StyledText, TableBlock, Text
-from isthmus.features.errors import harmless
+from isthmus.features.errors import escape_unprintable
 
 _STYLES = {"good": "green", "bad": "red", "strong": "bold", "aside": "dim"}
 _NUMBER = 32  # maximum characters of a number
@@ -24,7 +24,6 @@ _WIDE = 110  # width without a terminal
 
 
 def show(blocks: Iterable[Block]) -> None:
-    """Print a document to stdout, as wide as the terminal or `COLUMNS`. Without either, it is 110 characters wide."""
     console = Console()
     wraps = console.is_terminal or "COLUMNS" in os.environ
     console = console if wraps else Console(width=_WIDE)
@@ -103,7 +102,7 @@ def _tables(table: TableBlock, width: int) -> Iterator[RichTable]:
 
 class _Column:
     def __init__(self, table: TableBlock, n: int, cells: Sequence[RichText]) -> None:
-        self.name, self.cells = harmless(table.columns[n]), cells
+        self.name, self.cells = escape_unprintable(table.columns[n]), cells
         self.is_number = table.columns[n] in table.numbers
         lines = [line for cell in cells for line in cell.plain.splitlines()]
         is_whole = n == 0 or self.is_number or table.columns[n] in table.code
@@ -138,7 +137,9 @@ def _cell(cell: Text, table: TableBlock, n: int, is_narrow: bool) -> RichText:
         and isinstance(cell[-1], StyledText)
         and cell[-1].style == "aside"
     ):
-        return RichText("\n").join([_cell(cell[:-1], table, n, False), RichText(harmless(cell[-1].text), "dim")])
+        return RichText("\n").join(
+            [_cell(cell[:-1], table, n, False), RichText(escape_unprintable(cell[-1].text), "dim")]
+        )
     text = _styled(cell)
     if table.columns[n] in table.numbers:
         text.truncate(_NUMBER, overflow="ellipsis")
@@ -153,9 +154,9 @@ def _styled(text: Text, style: str = "") -> RichText:
     """Convert a text for rich. Markup and control codes are disabled, because the text may quote untrusted files."""
     match text:
         case str():
-            return RichText(harmless(text), style)
+            return RichText(escape_unprintable(text), style)
         case StyledText(words, kind):
-            return RichText(harmless(f" ({words})" if kind == "aside" else words), _STYLES.get(kind, style))
+            return RichText(escape_unprintable(f" ({words})" if kind == "aside" else words), _STYLES.get(kind, style))
         case Figure():
             return RichText()
     return RichText().join([_styled(part, style) for part in text])

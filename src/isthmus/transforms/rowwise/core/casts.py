@@ -13,11 +13,6 @@ DAY, SECOND = 86_400_000_000, 1_000_000
 
 
 def widened(value: Value, kind: SqlType) -> Value:
-    """Convert a value to the wider type `kind`, without checking that it is wider. Integers may be rounded to floats.
-
-    A date too far away to be a timestamp makes its row an error. A null of unknown type (VOID) becomes a null of
-    `kind`.
-    """
     graph = value.data.graph
     if value.kind == kind:
         return value
@@ -34,7 +29,6 @@ def widened(value: Value, kind: SqlType) -> Value:
 
 
 def floor_divided(data: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
-    """Divide int64 numbers by a positive constant. Return the quotient, rounded down, and the remainder."""
     graph = data.graph
     by, minus, zero = map(graph.number, (divisor, -1, 0))
     # The bits of a negative number are flipped before and after: subtracting the remainder could overflow.

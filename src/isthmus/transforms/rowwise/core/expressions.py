@@ -72,10 +72,10 @@ class NotCompilableError(Exception):
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Make every PySpark expression created in the block record its line in the user's code; no session is needed.
+    """Create PySpark expressions in the block without a session, and record the line of the user's code for each.
 
-    This replaces a function of PySpark for all threads during the block. It sets the environment variable
-    SPARK_CONNECT_MODE_ENABLED, if not set yet, and leaves it set.
+    Error messages show these lines. Replaces a function of PySpark for all threads until the block ends. Sets the
+    environment variable SPARK_CONNECT_MODE_ENABLED, if it is not set, and leaves it set.
     """
     # Create columns of Spark Connect, even without a session.
     os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
@@ -101,10 +101,6 @@ def _here() -> SimpleNamespace:
 
 
 def node_of(column: "Column", name: str = "column") -> ExpressionNode:
-    """Convert a PySpark column to a tree of `ExpressionNode`, without a session. `name` names it in errors.
-
-    Raises NotCompilableError if the column is too large, too deep or not supported.
-    """
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect import proto
 

@@ -89,12 +89,11 @@ class Graph:
         self.shape = self.add("Shape", rows)
 
     def plain(self, tensors: Iterable[Tensor]) -> None:
-        """Mark tensors as free of NaN and -0.0, so that later nodes can be simpler. This is not checked."""
+        """Promise that tensors never contain NaN or -0.0, so that simpler nodes suffice for them. Not checked."""
         self._numbers.update(tensors)
         self._positive |= self._numbers
 
     def add(self, operator: str, *operands: Operand, **attributes: Any) -> Tensor:
-        """Add a node, unless a constant or an earlier node has the same value. Return the tensor with that value."""
         inputs = tuple(part if isinstance(part, Tensor) else self.number(part) for part in operands)
         if (known := self._without(operator, inputs)) is not None:
             return known
@@ -129,7 +128,6 @@ class Graph:
         return None
 
     def input(self, name: str, count: int) -> list[Tensor]:
-        """Return the rows of the graph's input `name`, of shape (count, n), as tensors of shape (1, n)."""
         names = [f"{name}[{n}]" for n in range(count)]
         if count > 1:
             self._split(name, names)
@@ -141,10 +139,11 @@ class Graph:
         )
 
     def stacked(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
-        """Return the result of `function` for `argument`, as a tensor whose nodes `model` adds later.
+        """Apply an elementwise `function` to `argument`. Independent calls of the same function are merged into one.
 
-        `model` calls the function once for several independent results. It passes the stacked arguments, shape (k, n),
-        and the list of their `number`s. `signless` promises that the result is never -0.0.
+        Merged calls need fewer nodes. The nodes are added only by `model`. It calls `function` with k stacked arguments
+        of shape (k, n) and the list of their `number`s, which can select a coefficient per call. `signless` promises
+        that the result is never -0.0.
         """
         if function not in self._together:
             self._together.append(function)
@@ -188,7 +187,6 @@ class Graph:
     # --- masks
 
     def both(self, *masks: Mask) -> Mask:
-        """Return the conjunction (AND) of masks; None is true everywhere. Omits masks that another mask implies."""
         parts = {mask: self._parts.get(mask, frozenset((mask,))) for mask in masks if mask is not None}
         joint: Mask = None
         covered: frozenset[Tensor] = frozenset()
@@ -206,16 +204,17 @@ class Graph:
         return reduce(or_, named) if named else None
 
     def negated(self, mask: Tensor) -> Tensor:
-        """Negate a mask, without ONNX's Not: ONNX Runtime would swap the branches of Where(Not(x), a, b)."""
+        # Without Not: ONNX Runtime would swap the branches of Where(Not(x), a, b).
         if mask not in self._negated:
             negated = mask.equals(False)
             self._negated |= {mask: negated, negated: mask}
         return self._negated[mask]
 
     def where(self, mask: Tensor, then: Tensor, otherwise: Tensor, kind: SqlType) -> Tensor:
-        """Return `then` where a mask is true, and `otherwise` elsewhere, both of type `kind`, with every bit unchanged.
+        """Select `then` where a mask is true and `otherwise` elsewhere, without changing a bit of the values.
 
-        ONNX's own Where lacks booleans in some runtimes, and may turn -0.0 into 0.0 in ONNX Runtime.
+        Both are of type `kind`. Use it in place of ONNX's Where, which may turn -0.0 into 0.0 in ONNX Runtime, and does
+        not take booleans in some runtimes.
         """
         if self.is_number(mask):
             return then if self.number_of(mask) else otherwise
@@ -244,7 +243,6 @@ class Graph:
         return raises if mask is None or raises is None else raises & mask
 
     def row(self, data: Tensor) -> Tensor:
-        """Expand a tensor that is equal in all rows to shape (1, n). Return other tensors unchanged."""
         return self.add("Expand", data, self.shape) if data in self._fixed else data
 
     def is_number(self, data: Tensor) -> bool:
@@ -272,8 +270,8 @@ class Graph:
     def strict(self, values: Sequence[Value]) -> tuple[Mask, Mask]:
         """Return the masks `valid` and `raises` of a function that is null if one of its arguments `values` is null.
 
-        Spark evaluates arguments from left to right and stops at the first null. Errors of later arguments do not
-        count.
+        `valid` is true where no argument is null, and `raises` where an argument is an error. Like Spark, evaluates the
+        arguments from left to right up to the first null, so errors of later arguments do not count.
         """
         valid: Mask = None
         raises: Mask = None
@@ -285,10 +283,10 @@ class Graph:
     def result(
         self, kind: SqlType, data: Tensor, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
     ) -> Value:
-        """Return `data`, computed from `values`, as a Value: null where a value is null or the mask `null` is true.
+        """Wrap the tensor `data`, which a rule has computed from the arguments `values`, as a Value of type `kind`.
 
-        A row is an error where one of `values` is an error and no value before it is null. It is also an error where
-        the mask `wrong` is true and no value is null.
+        A row is null where an argument is null or the mask `null` is true. A row is an error where an argument before
+        the first null is an error, or where the mask `wrong` is true and no argument is null.
         """
         valid, raises = self.strict(values)
         raises = self.either(raises, self.guarded(wrong, valid))
@@ -297,10 +295,6 @@ class Graph:
         return Value(kind, data, valid, raises)
 
     def merged(self, mask: Tensor, then: Value, otherwise: Value) -> Value:
-        """Return `then` where a mask is true, else `otherwise`.
-
-        Both have the same type. Errors of the unused value do not count.
-        """
         unlike = ~mask
         raises = self.either(self.guarded(then.raises, mask), self.guarded(otherwise.raises, unlike))
         if self._is_null(otherwise):  # the data below a null may be anything
@@ -322,7 +316,6 @@ class Graph:
         self._nodes.append(helper.make_node(operator, rows, [name], name=f"output_{name}", **options))
 
     def model(self, inputs: Described, outputs: Described, name: str, notes: Mapping[str, str]) -> onnx.ModelProto:
-        """Build the ONNX model without unneeded nodes and constants, and check it. `notes` become its metadata."""
         wanted = [output.name for output in outputs]
         nodes = needed(self._scheduled(wanted), wanted)
         used = {tensor for node in nodes for tensor in node.input}

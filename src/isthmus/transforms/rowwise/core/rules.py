@@ -17,10 +17,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Value])
 
 
 def rule(names: str, least: int, most: int | None = None, **options: Any) -> Callable[[_Function], _Function]:
-    """Return a decorator that registers a function in `RULES` as the rule of the Spark functions `names`.
+    """Return a decorator that registers a function as the rule which compiles some Spark functions to ONNX nodes.
 
-    `names` are separated by blanks; earlier rules of the same name are replaced. Each Spark function takes `least` to
-    `most` arguments, by default exactly `least`. The rule gets `options` as keywords.
+    `names` are the names of these Spark functions, separated by blanks. Each takes `least` to `most` arguments, and
+    exactly `least` if `most` is None. The rule gets `options` as keyword arguments. Replaces an earlier rule in
+    `RULES`.
     """
 
     def register(function: _Function) -> _Function:

@@ -58,7 +58,7 @@ class Tensor:
         return self.graph.cast(self, kind)
 
     def where(self, then: "Operand", otherwise: "Operand") -> "Tensor":
-        """Add the node Where, with this tensor as the condition. It may turn -0.0 into 0.0; `Graph.where` does not."""
+        """Add ONNX's Where with this tensor as the condition. It may turn -0.0 into 0.0, which `Graph.where` avoids."""
         return self.graph.add("Where", self, then, otherwise)
 
 

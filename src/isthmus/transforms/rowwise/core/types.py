@@ -71,10 +71,6 @@ def array_of(element: SqlType, size: int) -> SqlType:
 
 
 def common(kinds: Iterable[SqlType]) -> SqlType | None:
-    """Return the type to which Spark casts values of these types, for example the widest of several number types.
-
-    Returns None if there is no such type, or if Spark would parse text. Without types, returns VOID, the type of NULL.
-    """
     result: SqlType | None = VOID
     for kind in kinds:
         result = None if result is None else _pair(result, kind)

@@ -44,7 +44,7 @@ def _modulo(data: Tensor, divisor: int) -> Tensor:
 
 
 def civil(days: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert int64 days since 1970 to year, month (from 1) and day of the month (from 1)."""
+    # Days since 1970. Months and days start from 1.
     era, of_era = floor_divided(days + 719_468, 146_097)
     leap = _sum(of_era, of_era / 1460 * -1, of_era / 36_524, of_era / 146_096 * -1)
     year_of_era = leap / 365

@@ -66,14 +66,12 @@ class _Exponential:
 
 
 def exp(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """Return e^x with an error below 1 ulp, by fdlibm's steps."""
     parts = _Exponential(x, _VANISHED)
     power = x.graph.number(1.0) - (parts.rest - parts.high)
     return parts.with_limits(power * parts.fine * parts.coarse, -_VANISHED, 0.0)
 
 
 def expm1(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """Return e^x - 1, precise near 0, where e^x minus 1 would lose digits. Returns 0.0 for -0.0."""
     parts = _Exponential(x, 710.0)
     less = (parts.high - parts.rest) * parts.fine
     unit = x.graph.add("Gather", x.graph.constant(_UNCOARSE, DOUBLE), parts.row)
@@ -96,7 +94,6 @@ _ROOT, _HALF_LAST_BIT = 2.0**52 * 2.0**0.5, 2.0**-53
 
 
 def log(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """Return the natural logarithm by fdlibm's steps, error below 1 ulp; x itself unless it is positive and finite."""
     inside = (x > 0.0) & (x < math.inf)
     power, m = _normal(x, inside)
     f = m - 1.0

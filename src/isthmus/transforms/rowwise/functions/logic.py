@@ -124,7 +124,6 @@ def _surely_not(value: Value) -> Tensor:
 @rule("and", 2, operator="And")
 @rule("or", 2, operator="Or")
 def joined(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    """Combine booleans by "And" or "Or" with SQL's rules for nulls. Errors after a deciding value do not count."""
     return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(node, values))
 
 
@@ -221,7 +220,6 @@ def _nanvl(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value
 @rule("when", 2, 1000)
 @rule("if", 3)
 def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Evaluate CASE WHEN: conditions and results alternate; a last value without condition is ELSE, by default null."""
     conditions = _truth(node, values[0 : len(values) - len(values) % 2 : 2])
     results = [*values[1::2], *(values[-1:] if len(values) % 2 else [graph.literal(None, VOID)])]
     *branches, rest = alike(node, results)
@@ -242,7 +240,6 @@ def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) ->
 @rule("greatest", 2, 100, greatest=True)
 @rule("least", 2, 100, greatest=False)
 def extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, greatest: bool) -> Value:
-    """Return the greatest or smallest of `values` in each row, ignoring nulls; null if all are. NaN is the greatest."""
     sides = alike(node, values)
     result = reduce(lambda left, right: _better(graph, node, left, right, greatest=greatest), sides)
     return Value(result.kind, result.data, result.valid, graph.either(*(side.raises for side in sides)))

@@ -58,10 +58,6 @@ def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Valu
 
 
 def lookup_or(graph: Graph, value: Value, default: Tensor) -> Tensor | None:
-    """Return `value`, the result of a map lookup, with `default` in place of null; None if this is impossible.
-
-    It is possible if the map's values are 32- or 64-bit integers and `default` is a scalar constant.
-    """
     if value.kind not in (INT, LONG) or (value.data, value.valid) not in graph.lookups or not graph.is_number(default):
         return None
     key, pairs = graph.lookups[value.data, value.valid]

@@ -167,7 +167,7 @@ def _acos(x: Tensor) -> Tensor:
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:
-    """Return the angle of the point (x, y) in radians. -0.0 counts as 0.0, as in Spark."""
+    # As in Spark, -0.0 counts as 0.0.
     graph = x.graph
     zero, pi = map(graph.number, (0.0, math.pi))
     quotient = abs(y) / abs(x)
