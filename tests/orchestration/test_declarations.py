@@ -26,6 +26,7 @@ from isthmus import (
     IsthmusError,
     Lora,
     Monitor,
+    Onnx,
     Rank,
     RequestSource,
     RequestTransform,
@@ -36,6 +37,8 @@ from isthmus import (
     Spine,
     String,
     Tabular,
+    TeacherFunction,
+    TeacherOutputs,
     request_transform,
     spine,
     transform,
@@ -85,7 +88,8 @@ PARTS: dict[Any, dict[str, Any]] = {
                    "settings": None, "split": (0.7, 0.15, 0.15), "split_by": None, "seeds": 1, "seed": 0, "shape": {},
                    "search": None, "gates": None, "bounds": (), "stale": None, "owner": "", "monitor": Monitor(),
                    "runtimes": ("onnxruntime",)},
-    Tabular: {"label": Classes(), "calibration": None, "hidden": (8,), "dropout": 0.1, "temperature": 2.0,
+    Tabular: {"label": Classes(), "teacher": None, "calibration": None, "hidden": (8,), "dropout": 0.1,
+              "temperature": 2.0,
               "soft_weight": 0.5, "teacher_rounds": 8, "teacher_learning_rate": 0.1, "preparation": {}},
     Settings: {"epochs": 1, "steps": None, "batch": 8, "learning_rate": 1e-3, "schedule": "cosine", "clip": None},
     Gate: {"metric": "taught", "at_least": 0.0, "at_most": None},
@@ -93,6 +97,9 @@ PARTS: dict[Any, dict[str, Any]] = {
     Monitor: {"within": timedelta(hours=1), "match": None, "slices": None},
     Rank: {"within": "id", "at": 10},
     Lora: {"rank": 4},
+    TeacherFunction: {"function": "fraud:booster", "files": [], "version": "", "missing": "refuse"},
+    Onnx: {"path": "large.onnx", "output": None, "gives": None, "classes": None, "missing": "refuse"},
+    TeacherOutputs: {"path": "teacher.parquet", "classes": None, "missing": "refuse"},
     Causal: {"prompt": 8},
     Expect.present: {"feature": "total", "share": 1.0},
     Expect.between: {"feature": "total", "low": 1, "high": 2},
@@ -111,8 +118,10 @@ def _declared(value: Any, kind: Any) -> list[Any]:
     late = Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE)
     if kind in (transform, spine, request_transform):
         return [view, value(orders)] if kind is not transform else [value(orders)]
-    if kind in (Tabular, Causal, Rank, Lora):
+    teachers = (TeacherFunction, Onnx, TeacherOutputs)
+    if kind in (Tabular, Causal, Rank, Lora, *teachers):
         task = {Rank: lambda: Tabular(label=value), Lora: lambda: Causal(lora=value)}
+        task |= dict.fromkeys(teachers, lambda: Tabular(teacher=[value, (value, 2.0)]))
         task_of: Callable[[], Any] = task.get(kind, lambda: value)
         return [view, Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE, task=task_of())]
     uses: dict[Any, Callable[[], Any]] = {

@@ -58,7 +58,7 @@ class Onnx:
     Attributes:
         path: the model's file, relative to the project.
         output: name of the output to use; None if the model has only one output of floating-point numbers.
-        gives: what the output holds: "probabilities", "logits" or "values". None if the output has one of these
+        gives: meaning of the output: "probabilities", "logits" or "values". None if the output has one of these
             names; a model for a Number or a Rank gives "values".
         classes: names of the classes in the order of the output; None for a Binary label, whose second class is 1.
         missing: treatment of rows for which the model answers NaN: "refuse", or "labels" to learn them from labels

@@ -16,7 +16,7 @@ Form = Literal["probabilities", "logits", "values"]
 
 
 class Prediction(NamedTuple):
-    """What a user's model says about n rows, before it is converted to the label's scores.
+    """Outputs of a user's model for n rows, before they are converted to the label's scores.
 
     Attributes:
         form: meaning of the numbers.
