@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 from isthmus.features.contract.schema import Column, Contract, ServiceContract, ViewContract
 from isthmus.features.files import write_atomically
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.profiles import ServingProfile
+from isthmus.features.profiles import OBJECTIVE_MS, ServingProfile
 from isthmus.features.redis.connection import connect
 from isthmus.features.types import (
     SCALARS,
@@ -314,9 +314,11 @@ class Server:
         return self.http.post("/predict", json=asked)
 
     def deploy(
-        self, package: Path, contract: Contract = CONTRACT, probation: float = 0.0, at: int = NOW, **trial: Any
-    ) -> Deployment:
-        verdict, profile = verdict_of(package, contract), ServingProfile(probation_seconds=probation)
+        self, package: Path, contract: Contract = CONTRACT, probation: float = 0.0, at: int = NOW,
+        objective_ms: float = OBJECTIVE_MS, **trial: Any,
+    ) -> Deployment:  # fmt: skip
+        profile = ServingProfile(probation_seconds=probation, latency_objective_ms=objective_ms)
+        verdict = verdict_of(package, contract)
         return deploy(package, verdict, contract, profile, self.deployment, tables=TABLES, at=at, **trial).deployment
 
     def grant(self, **scopes: str) -> dict[str, str]:

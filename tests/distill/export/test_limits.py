@@ -107,7 +107,7 @@ def test_a_wrong_graph_has_no_file_in_any_precision(table: pa.Table, tmp_path: P
     assert read_package(exported.path).classes == tuple("abcde")
     tasks = pytest.MonkeyPatch()
     tasks.setattr("tests.distill.kinds.Named.tolerance", {"fp32": 1e-4, "int8": 10.0})
-    tasks.setattr("isthmus.distill.restore.origins", lambda _task: trained.data["made_of"])
+    tasks.setattr("isthmus.distill.restore.provenance", lambda _task: trained.data["made_of"])
     with tasks.context(), pytest.raises(ParityFailed, match=r"model\.fp32\.onnx: .*, output logits"):
         make_package(trained.path, table, tmp_path / "refused", profile, **own)
     tasks.undo()

@@ -58,7 +58,7 @@ _MODULES = {
 _OBJECTS = {
     "isthmus.distill.gates.Gate": "isthmus.distill.declaration.Gate",
     "isthmus.distill.losses.objective.Schedule": "isthmus.distill.transfer.schedule.Schedule",
-    "isthmus.distill.evaluation.confidence.PairedLoss": "isthmus.distill.evaluation.paired.Loss",
+    "isthmus.distill.evaluation.confidence.PairedDifference": "isthmus.distill.evaluation.paired.Loss",
     "isthmus.distill.outputs.form.OutputFormat": "isthmus.distill.outputs.form.Form",
     "isthmus.distill.export.causal.ModelOrigin": "isthmus.distill.export.decoding.Origin",
     "isthmus.distill.settings.TrainingSettings": "isthmus.distill.settings.Settings",
@@ -73,7 +73,7 @@ _OBJECTS = {
     "isthmus.distill.tasks.answers.student_answers": "isthmus.distill.task.asked_all",
     "isthmus.distill.tasks.requestinputs.RequestInputs": "isthmus.distill.head.Head",
     "isthmus.distill.teachers.compatibility.compatible": "isthmus.distill.teachers.agreement.agreed",
-    "isthmus.distill.types.spread": "isthmus.distill.golden.spread",
+    "isthmus.distill.types.evenly_spaced": "isthmus.distill.golden.spread",
     "isthmus.features.definition.expectations.RowCount": "isthmus.features.definition.expectations.Rows",
     "isthmus.package.checksums.PackageFiles": "isthmus.features.package.checksums.Files",
     "isthmus.package.featurizer.form.StepGroup": "isthmus.features.head.form.Group",

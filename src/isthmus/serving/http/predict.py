@@ -326,7 +326,7 @@ class PredictionService:
         columns = predictor.inputs(stored.fields, stored.answers)
         began = time.perf_counter()
         async with asyncio.timeout(self._limits.deadline_seconds):
-            outputs = await predictor.batches.beside(columns, in_thread=in_thread)
+            outputs = await predictor.batches.predict_now(columns, in_thread=in_thread)
         seconds = time.perf_counter() - began
         predictor.require(outputs, columns)
         return Predicted(outputs, stored, columns, seconds)

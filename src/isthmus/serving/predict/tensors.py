@@ -71,7 +71,7 @@ class Turns:
         run.add_done_callback(lambda _: self._lock.release())
         return await _ended(run, options)
 
-    async def beside(self, inputs: TensorInputs, *, in_thread: bool) -> TensorOutputs:  # noqa: ARG002 - always in one
+    async def predict_now(self, inputs: TensorInputs, *, in_thread: bool) -> TensorOutputs:  # noqa: ARG002 - always in one
         options = self._options(inputs)
         run = start_task(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
         return await _ended(run, options)
