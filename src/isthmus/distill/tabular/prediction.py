@@ -39,14 +39,14 @@ def probabilities(logits: Array) -> Array:
         second: Array = 1 / (1 + np.exp(-logits))
         return second
     raised: Array = np.exp(logits - logits.max(-1, keepdims=True))
-    return raised / raised.sum(-1, keepdims=True)
+    shares: Array = raised / raised.sum(-1, keepdims=True)
+    return shares
 
 
 def logits(probabilities: Array) -> Array:
-    if probabilities.ndim == 1:
-        return np.log(np.maximum(probabilities, LEAST)) - np.log(np.maximum(1 - probabilities, LEAST))
+    """Return logits: of the second class for probabilities (n,), of each class for (n, classes)."""
     logs: Array = np.log(np.maximum(probabilities, LEAST))
-    return logs
+    return logs if probabilities.ndim > 1 else logs - np.log(np.maximum(1 - probabilities, LEAST))
 
 
 def binary_scores(prediction: Prediction, where: str) -> Array:

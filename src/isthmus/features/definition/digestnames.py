@@ -59,6 +59,7 @@ _OBJECTS = {
     "isthmus.distill.gates.Gate": "isthmus.distill.declaration.Gate",
     "isthmus.distill.losses.objective.Schedule": "isthmus.distill.transfer.schedule.Schedule",
     "isthmus.distill.evaluation.confidence.PairedDifference": "isthmus.distill.evaluation.paired.Loss",
+    "isthmus.distill.outputs.cache.OutputCache": "isthmus.distill.outputs.outputs.TeacherOutputs",
     "isthmus.distill.outputs.form.OutputFormat": "isthmus.distill.outputs.form.Form",
     "isthmus.distill.export.causal.ModelOrigin": "isthmus.distill.export.decoding.Origin",
     "isthmus.distill.settings.TrainingSettings": "isthmus.distill.settings.Settings",
