@@ -92,3 +92,32 @@ def percent() -> Any:
 
 def nothing() -> Any:
     return 3
+
+
+def unnamed() -> Any:
+    return lambda features: np.full((len(features), 3), 1 / 3)
+
+
+def late_names() -> Any:
+    return lambda features: [None, np.nan, "late"][: len(features)]
+
+
+def late_lists() -> Any:
+    return lambda features: ([None, None, [0.2, 0.7, 0.1]][: len(features)], ["early", "late", "on time"])
+
+
+class Reversed:
+    classes_ = (1, 0)
+
+    def predict_proba(self, features: Any) -> Any:
+        return np.stack([ideal(features), 1 - ideal(features)], 1)
+
+
+def reversed_classes() -> Any:
+    return Reversed()
+
+
+def unseeded(features: Any, labels: Any) -> Any:
+    """Draws its weights from NumPy's own generator, as scikit-learn does without a random_state."""
+    weights = np.random.rand(1)[0]
+    return lambda rows: np.clip(ideal(rows) * weights, 0, 1)

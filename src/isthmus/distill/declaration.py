@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from isthmus.distill.declaredteachers import DeclaredTeacher, teacher_problems
+from isthmus.distill.declaredteachers import DeclaredTeacher, abstains, teacher_problems
 from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
-from isthmus.distill.labels import Binary, Calibration, Label, Monitor
+from isthmus.distill.labels import Binary, Calibration, Label, Monitor, Rank
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.settings import TrainingSettings, failed_checks
 from isthmus.features.definition.failure import type_problems
@@ -147,6 +147,9 @@ class Tabular:
             ("teacher_learning_rate", 0 < self.teacher_learning_rate <= 1, "more than 0, at most 1"),
         ]
         taught = teacher_problems(self.teacher, f"{where}: teacher")
+        if not taught and isinstance(self.label, Rank) and abstains(self.teacher):
+            expected = '"refuse": a Rank is learned from whole groups of answers'
+            taught = [Problem(f"{where}: teacher: missing", '"labels"', expected)]
         if not isinstance(self.label, Label):
             checks.append(("label", False, "Binary, Classes, Number or Rank"))
             return [*failed_checks(self, where, checks), *taught]

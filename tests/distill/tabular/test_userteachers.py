@@ -254,6 +254,10 @@ def test_outputs_with_several_rows_for_an_example_are_refused(unique: pa.Table, 
         ({"probabilities": [[0.5, 0.3, 0.2]]}, r"shape \(5, 3\)"),
         ({"log_probabilities": [[-0.1]], "classes": [["late"]]}, "classes: 0, 1, late"),
         ({"log_probabilities": [[-0.1]], "classes": [["0", "1"]]}, "lists of other lengths"),
+        ({"log_probabilities": [[-0.1]]}, "no column classes"),
+        ({"log_probabilities": [-0.1], "classes": [["0"]]}, "expected lists in a Parquet file"),
+        ({"values": [[0.5]]}, "expected a number for each row"),
+        ({"probabilities": ["n/a"]}, "expected numbers, or lists of numbers"),
     ],
 )
 def test_a_file_of_outputs_that_does_not_fit_is_refused(
@@ -288,10 +292,53 @@ def test_several_teachers_are_a_weighted_mean_of_probabilities(table: pa.Table, 
 
 
 def test_a_teacher_that_abstains_leaves_the_row_to_the_others(table: pa.Table, tmp_path: Path) -> None:
-    teacher = [f"{HERE}:abstains", f"{HERE}:service"]
+    teacher = [TeacherFunction(f"{HERE}:abstains", missing="labels"), f"{HERE}:service"]
     found = scores(made(table, tmp_path, teacher=teacher), np.arange(200))
     wanted = probabilities(table, 200)
     np.testing.assert_allclose(1 / (1 + np.exp(-found)), wanted, rtol=1e-4)
+
+
+def test_each_teacher_of_a_list_answers_every_row_unless_it_may_abstain(table: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"teacher .*:abstains: \d+ of 200 rows have no answer"):
+        scores(made(table, tmp_path, teacher=[f"{HERE}:service", f"{HERE}:abstains"]), np.arange(200))
+
+
+def test_a_rank_needs_an_answer_for_each_row(tmp_path: Path) -> None:
+    teacher = TeacherFunction(f"{HERE}:service", missing="labels")
+    problems = made(labelled("rank"), tmp_path, "rank", teacher=teacher).declaration.problems()
+    assert "a Rank is learned from whole groups of answers" in "; ".join(map(str, problems))
+
+
+def test_a_teacher_that_answers_nothing_is_refused(unique: pa.Table, tmp_path: Path) -> None:
+    teacher = stored(tmp_path, unique, probabilities=np.full(len(unique), np.nan))
+    with pytest.raises(DataError, match=r"the teacher answers none of .* rows"):
+        report(made(unique, tmp_path, teacher=replace(teacher, missing="labels")), tmp_path)
+
+
+def test_columns_without_names_are_refused_for_classes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"classes: unknown; expected an attribute classes_"):
+        scores(made(labelled("classes"), tmp_path, "classes", teacher=f"{HERE}:unnamed"), np.arange(5))
+
+
+@pytest.mark.parametrize(("rows", "answered"), [(1, [0]), (3, [0, 0, 1])])
+def test_a_batch_may_have_no_answer_at_all(tmp_path: Path, rows: int, answered: list[int]) -> None:
+    """NaN beside names, and lists with None, are rows without an answer, too."""
+    for name in ("late_names", "late_lists"):
+        teacher = TeacherFunction(f"{HERE}:{name}", missing="labels")
+        task = TabularTask(made(labelled("classes"), tmp_path, "classes", teacher=teacher))
+        assert task.teacher().ask(np.arange(rows))["answered"].tolist() == answered
+
+
+def test_a_list_of_classes_is_as_good_as_an_array(table: pa.Table, tmp_path: Path) -> None:
+    found = scores(made(table, tmp_path, teacher=f"{HERE}:reversed_classes"), np.arange(50))
+    wanted = probabilities(table, 50)
+    np.testing.assert_allclose(1 / (1 + np.exp(-found)), wanted, rtol=1e-4)
+
+
+def test_a_fit_without_a_seed_can_be_repeated(table: pa.Table, tmp_path: Path) -> None:
+    rows = np.arange(100)
+    one, two = (scores(made(table, tmp_path, teacher=f"{HERE}:unseeded"), rows) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
 
 
 # --- identity

@@ -86,7 +86,8 @@ def class_scores(prediction: Prediction, where: str, classes: Sequence[str]) -> 
         expected = f"probabilities or logits of {len(classes)} classes for each row"
         raise ConfigurationError(where, [Problem("output", found, expected)])
     if names is None:
-        raise ConfigurationError(where, [Problem("classes", "unknown", "classes=[...], in the order of the outputs")])
+        expected = "an attribute classes_, a tuple (outputs, names), or classes=[...] of an Onnx or a TeacherOutputs"
+        raise ConfigurationError(where, [Problem("classes", "unknown", expected)])
     if numbers.shape[1] != len(names):
         raise ConfigurationError(where, [Problem("output", f"{numbers.shape[1]} columns", f"{len(names)} classes")])
     if problem := misfit(names, classes):

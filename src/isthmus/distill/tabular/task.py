@@ -15,7 +15,7 @@ from onnx import ModelProto
 from torch import nn
 
 from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
-from isthmus.distill.declaredteachers import abstains, teachers
+from isthmus.distill.declaredteachers import TeacherFunction, abstains, teachers
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import OutputCache
@@ -46,6 +46,7 @@ from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index, evenly_spaced
+from isthmus.features.errors import DataError
 from isthmus.package.inputs import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
@@ -82,6 +83,8 @@ class TabularTask(Task):
         self.metric, self.more, self.keys = self._kind.metric, self._kind.more, (self._kind.key,)
         self.classes, self.pipeline = self._kind.classes, self._kind.pipeline
         self.tolerance, self.rounding = self._kind.tolerance, self._kind.rounding
+        if any(isinstance(teacher, TeacherFunction) for teacher, _ in teachers(declared.teacher)):
+            self.at_once = 8192  # a call that fails loses no more
         self._data = tensors(material.student_table, material.student_inputs)
         preparation = material.learn(declared.plan(material.student_inputs), self._boundaries[0])
         self._prepare = Prepare(preparation, preparation_graph(preparation))
@@ -190,6 +193,9 @@ class TabularTask(Task):
         if ANSWERED not in answers:
             return self._kind.quality(answers, rows)
         known, share = answers[ANSWERED] > 0, float((answers[ANSWERED] > 0).mean())
+        if not known.any():
+            where, found = self.material.declaration.where, f"the teacher answers none of {len(rows):,} rows"
+            raise DataError(where, found, expected="answers in the validation and the test part")
         figures = self._kind.quality({key: values[known] for key, values in answers.items()}, rows[known])
         return {**figures, ANSWERED: share}
 
@@ -205,6 +211,9 @@ class TabularTask(Task):
         return self._kind.score(answers, rows)
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
+        if ANSWERED in teacher:
+            known = teacher[ANSWERED] > 0
+            student, teacher = ({key: values[known] for key, values in each.items()} for each in (student, teacher))
         return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

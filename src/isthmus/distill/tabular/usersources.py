@@ -75,6 +75,7 @@ class Source(ABC):
     name: str
     runtime: str
     costly = False
+    refuses: bool
 
     def __init__(self, rows: TrainingRows) -> None:
         self._rows = rows
@@ -111,6 +112,7 @@ class _FunctionSource(Source):
     def __init__(self, declared: TeacherFunction, rows: TrainingRows) -> None:
         super().__init__(rows)
         self.name, self._declared = declared.function, declared
+        self.refuses = declared.missing == "refuse"
         self._function = _imported(declared.function, self.where)
         self._fits = len(_required(self._function))
         if self._fits not in (0, 2):
@@ -134,7 +136,7 @@ class _FunctionSource(Source):
                 return self._function()
         train = self._rows.train
         frame = self._frame(self._rows.columns(train))
-        with self._running(f"fitting a model to {len(train):,} rows"):
+        with self._running(f"fitting a model to {len(train):,} rows"), _seeded():
             return self._function(frame, self._rows.labels[train])
 
     @contextmanager
@@ -175,9 +177,9 @@ class _FunctionSource(Source):
     def _predicted(self, model: Any, frame: "pd.DataFrame") -> Prediction:
         """Predict with the first of `predict_proba`, `decision_function`, `predict` and a call that the model has."""
         known = getattr(model, "classes_", None)
-        names = [str(name) for name in known] if isinstance(known, np.ndarray) else None
+        names = None if known is None else [str(name) for name in np.ravel(np.asarray(known, dtype=object))]
         if isinstance(model, nn.Module):
-            return self._forward(model, frame)
+            return self._forward(model, frame, names)
         if hasattr(model, "predict_proba"):
             return Prediction("probabilities", _floats(model.predict_proba(frame), self.where), names)
         if hasattr(model, "decision_function"):
@@ -190,13 +192,15 @@ class _FunctionSource(Source):
         if isinstance(output, tuple) and len(output) == 2:
             output, names = output[0], [str(name) for name in output[1]]
         listed = output.tolist() if hasattr(output, "tolist") else output
-        if isinstance(listed, list) and any(isinstance(each, str) for each in listed):
-            return self._one_hot(listed)
-        if names is None and not self._rows.numeric and self._rows.classes is not None:
-            names = [*self._rows.classes] if self._fits else None
+        if isinstance(listed, list):
+            listed = [None if _is_missing(each) else each for each in listed]
+            named = any(isinstance(each, str) for each in listed)
+            if named or (self._rows.classes and listed and all(each is None for each in listed)):
+                return self._one_hot(listed)
+            output = _filled(listed)
         return Prediction("values" if self._rows.numeric else "probabilities", _floats(output, self.where), names)
 
-    def _forward(self, network: nn.Module, frame: "pd.DataFrame") -> Prediction:
+    def _forward(self, network: nn.Module, frame: "pd.DataFrame", names: Sequence[str] | None) -> Prediction:
         texts = [str(name) for name, kind in frame.dtypes.items() if kind == "category"]
         if texts:
             expected = "features that are numbers, or a function that prepares the texts"
@@ -205,7 +209,11 @@ class _FunctionSource(Source):
             raise ConfigurationError(self.where, [Problem("network", "is in training mode", "network.eval()")])
         with torch.inference_mode():
             output = network(torch.from_numpy(frame.to_numpy(np.float32)))
-        return Prediction("values" if self._rows.numeric else "logits", _floats(output.cpu().numpy(), self.where))
+        if isinstance(output, tuple) and len(output) == 2:
+            output, names = output[0], [str(name) for name in output[1]]
+        return Prediction(
+            "values" if self._rows.numeric else "logits", _floats(output.cpu().numpy(), self.where), names
+        )
 
     def _one_hot(self, names: Sequence[str | None]) -> Prediction:
         """Convert class names to probabilities of 0 and 1; None becomes a row without an answer."""
@@ -241,6 +249,30 @@ def _required(function: Callable[..., Any]) -> list[str]:
     return [each.name for each in parameters if each.default is each.empty and each.kind in kinds]
 
 
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Seed the generators that libraries draw from without a seed of their own, so that a fit can be repeated."""
+    state = np.random.get_state()
+    np.random.seed(0)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
+    finally:
+        np.random.set_state(state)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value) or type(value).__name__ == "NAType"
+
+
+def _filled(rows: Sequence[Any]) -> Any:
+    """Replace None by NaN, or by a row of NaN if the other rows are lists."""
+    width = next((len(row) for row in rows if isinstance(row, list | tuple)), None)
+    gap: Any = np.nan if width is None else [np.nan] * width
+    return [gap if row is None else row for row in rows]
+
+
 def _floats(output: Any, where: str) -> Array:
     try:
         return np.asarray(output, np.float64)
@@ -255,6 +287,7 @@ class _OnnxSource(Source):
     def __init__(self, declared: Onnx, rows: TrainingRows) -> None:
         super().__init__(rows)
         self.name, self._declared = declared.path, declared
+        self.refuses = declared.missing == "refuse"
 
     def identity(self) -> Any:
         declared = self._declared
@@ -353,6 +386,7 @@ class _StoredSource(Source):
     def __init__(self, declared: TeacherOutputs, rows: TrainingRows) -> None:
         super().__init__(rows)
         self.name, self._declared = declared.path, declared
+        self.refuses = declared.missing == "refuse"
 
     def identity(self) -> Any:
         classes = None if self._declared.classes is None else list(self._declared.classes)
@@ -379,6 +413,9 @@ class _StoredSource(Source):
             found = f"{self.name} lacks the column {', '.join(absent)}"
             raise DataError(self.where, found, expected=f"the columns {', '.join(types)} and one of outputs")
         outputs = [name for name in _COLUMNS if name in source.schema.names]
+        if outputs == ["log_probabilities"] and not {"classes"} <= {*source.schema.names}:
+            found = f"{self.name} has log_probabilities, and no column classes"
+            raise DataError(self.where, found, expected="lists of class names beside the lists of numbers")
         if len(outputs) != 1:
             found = f"{self.name} has the columns {', '.join(source.schema.names)}"
             raise DataError(self.where, found, expected=f"one of {', '.join(_COLUMNS)}")
@@ -417,8 +454,15 @@ class _StoredSource(Source):
         name, table = self._read
         column = table[name].combine_chunks()
         listed = pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _fixed(column.type)
+        if listed == (name == "values") and name in ("values", "log_probabilities"):
+            expected = "a number for each row" if listed else "lists in a Parquet file"
+            raise DataError(f"{self.where}: {name}", f"a column of type {column.type}", expected=expected)
         if not listed:
-            numbers = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
+            try:
+                numbers = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                expected = "numbers, or lists of numbers in a Parquet file"
+                raise DataError(f"{self.where}: {name}", str(error), expected=expected) from error
             return Prediction("values" if name == "values" else _form(name), numbers, self._declared.classes)
         if name == "log_probabilities":
             return self._top_k(column, table["classes"].combine_chunks())

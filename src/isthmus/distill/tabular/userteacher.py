@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.distill.tabular.prediction import ANSWERED, Convert, Prediction, logits, probabilities
+from isthmus.distill.tabular.prediction import ANSWERED, Convert, logits, probabilities
 from isthmus.distill.tabular.usersources import Source, TrainingRows
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.teachers.teacher import Teacher
@@ -45,28 +45,28 @@ class UserTeacher(Teacher):
 
         `rows` has a column per input. Raise a DataError for a teacher that has outputs only for rows of a file.
         """
-        return self._mean([source.predict(rows) for source, _ in self._sources]).astype(np.float32)
+        parts = [self._convert(source.predict(rows), source.where) for source, _ in self._sources]
+        return self._mean(parts).astype(np.float32)
 
     def _answer(self, batch: Index) -> Mapping[str, Any]:
-        scores = self._mean([source.predict_rows(batch) for source, _ in self._sources])
-        lacks = np.asarray(np.isnan(scores).reshape(len(scores), -1).any(1))
-        scores[lacks] = 0.0
-        outputs = {self._key: scores}
-        if ANSWERED in self.keys:
-            return {**outputs, ANSWERED: ~lacks}
+        parts = [self._convert(source.predict_rows(batch), source.where) for source, _ in self._sources]
+        for part, (source, _) in zip(parts, self._sources, strict=True):
+            if source.refuses:
+                self._require_answers(source, _lacks(part), batch)
+        scores = self._mean(parts)
+        lacks = _lacks(scores)
+        outputs = {self._key: np.where(lacks.reshape(-1, *(1,) * (scores.ndim - 1)), 0.0, scores)}
+        return {**outputs, ANSWERED: ~lacks} if ANSWERED in self.keys else outputs
+
+    def _require_answers(self, source: Source, lacks: Array, batch: Index) -> None:
         if lacks.any():
             raise DataError(
-                self.where, f"{int(lacks.sum()):,} of {len(batch):,} rows have no answer, such as "
+                source.where, f"{int(lacks.sum()):,} of {len(batch):,} rows have no answer, such as "
                 f"{self._described(int(batch[int(lacks.argmax())]))}", expected="an answer for every row",
                 remedy='to learn these rows from their labels alone, pass missing="labels" to the teacher',
             )  # fmt: skip
-        return outputs
 
-    def _mean(self, predictions: Sequence[Prediction]) -> Array:
-        parts = [
-            self._convert(prediction, source.where)
-            for prediction, (source, _) in zip(predictions, self._sources, strict=True)
-        ]
+    def _mean(self, parts: Sequence[Array]) -> Array:
         if len(parts) == 1:
             return parts[0]
         weights = np.array([weight for _, weight in self._sources]).reshape(-1, *(1,) * parts[0].ndim)
@@ -86,3 +86,7 @@ class UserTeacher(Teacher):
         weights = [weight for _, weight in self._sources]
         inputs = [[item.name, item.dtype.name] for item in self._rows.inputs]
         return ["user", [source.identity() for source, _ in self._sources], weights, inputs, dict(self._rows.recipe)]
+
+
+def _lacks(scores: Array) -> Array:
+    return np.asarray(np.isnan(scores).reshape(len(scores), -1).any(1))

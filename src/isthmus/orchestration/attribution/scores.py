@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from isthmus.distill.labels import Binary
 from isthmus.distill.outputs.cache import OutputCache
+from isthmus.distill.tabular.prediction import ANSWERED
 from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.requestinputs import RequestInputs
@@ -38,7 +39,7 @@ from isthmus.package.featurizer.interpreter import Head
 from isthmus.package.inputs import feeds
 from isthmus.package.manifest import Format, Package, Variant
 
-REFUSED = "a request transform refuses them"
+REFUSED = "a request transform refuses them, or the teacher has no answer"
 # Precision of the student in torch.
 FLOATS = "fp32"
 # Rows per call of a model file.
@@ -158,8 +159,9 @@ class PackageModels:
     def _teacher(self, chosen: ChosenRows, rows: Index, features: Columns | None) -> Numbers:
         """Return the teacher's scores. Inputs that the student does not read stay ideal, since they are not served."""
         if features is None and chosen.outputs is not None:
-            (answers,) = chosen.outputs.float32(chosen.rows.places[rows]).values()
-            return self.scores.from_outputs(answers).astype(np.float64)
+            outputs = chosen.outputs.float32(chosen.rows.places[rows])
+            scores = self.scores.from_outputs(outputs[self.scores.task.keys[0]]).astype(np.float64)
+            return np.where(outputs[ANSWERED] > 0, scores, np.nan) if ANSWERED in outputs else scores
         part, inputs = chosen.rows.table.take(pa.array(rows)), self.material.teacher_inputs
         if features is None:
             return self.scores.teacher(columns(part, inputs)).astype(np.float64)
