@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from isthmus.distill.declaration import Search
 from isthmus.distill.reports.searchpage import search_page
 from isthmus.distill.restore import restore
-from isthmus.distill.search.sampler import RANDOM, Outcome, propose
+from isthmus.distill.search.sampler import RANDOM, StudentTrial, propose
 from isthmus.distill.search.trials import front
 from isthmus.distill.settings import Settings
 from isthmus.features.errors import (
@@ -41,18 +41,18 @@ def test_the_front_of_few_points() -> None:
 SIZES = {"width": 6, "depth": 3, "precision": 2}
 
 
-def cost(place: tuple[int, ...]) -> Outcome:
+def cost(place: tuple[int, ...]) -> StudentTrial:
     """Wide and deep is good, slow and large; what is wider than the fourth is over the budget."""
     width, depth, precision = place
     if width > 3:
-        return Outcome(place, None, {"bytes": (width - 3) / 3})
-    return Outcome(place, (-width - 0.3 * depth + 0.1 * precision, 1.0 + width * depth, 4.0 * width - precision))
+        return StudentTrial(place, None, {"bytes": (width - 3) / 3})
+    return StudentTrial(place, (-width - 0.3 * depth + 0.1 * precision, 1.0 + width * depth, 4.0 * width - precision))
 
 
 def test_every_place_is_tried_once_and_always_in_the_same_order() -> None:
     orders = []
     for _ in range(2):
-        known: list[Outcome] = []
+        known: list[StudentTrial] = []
         while (place := propose(known, SIZES, 7)) is not None:
             known.append(cost(place))
         orders.append([one.place for one in known])
@@ -64,7 +64,7 @@ def test_every_place_is_tried_once_and_always_in_the_same_order() -> None:
 def test_after_the_first_few_the_budget_is_kept_to_more_often() -> None:
     inside = []
     for seed in range(12):
-        known: list[Outcome] = []
+        known: list[StudentTrial] = []
         for _ in range(RANDOM + 6):
             place = propose(known, SIZES, seed)
             assert place is not None
@@ -76,11 +76,11 @@ def test_after_the_first_few_the_budget_is_kept_to_more_often() -> None:
 
 
 def test_where_nothing_keeps_to_the_budget_less_is_tried() -> None:
-    known: list[Outcome] = []
+    known: list[StudentTrial] = []
     for _ in range(RANDOM + 12):
         place = propose(known, SIZES, 3)
         assert place is not None
-        known.append(Outcome(place, None, {"p99": place[0] + 1.0}))
+        known.append(StudentTrial(place, None, {"p99": place[0] + 1.0}))
     widths = [one.place[0] for one in known]
     assert np.mean(widths[RANDOM:]) < np.mean(range(6)) - 0.5
 
@@ -89,7 +89,7 @@ def test_where_something_failed_says_nothing_of_what_is_beside_it() -> None:
     places = [(width, depth, 0) for width in (0, 2, 3) for depth in range(3)]
     for seed in range(5):
         told = {
-            propose([*map(cost, places), *(Outcome((at, 1, 1), None) for at in failed)], SIZES, seed)
+            propose([*map(cost, places), *(StudentTrial((at, 1, 1), None) for at in failed)], SIZES, seed)
             for failed in ((0, 1), (2, 3), (4, 5))
         }
         assert len(told) == 1
@@ -98,14 +98,14 @@ def test_where_something_failed_says_nothing_of_what_is_beside_it() -> None:
 @given(st.lists(st.sampled_from(["good", "over", "failed"]), max_size=14), st.integers(0, 2**32 - 1))
 @settings(max_examples=25)
 def test_whatever_came_of_it_something_new_is_proposed(states: list[str], seed: int) -> None:
-    known: list[Outcome] = []
+    known: list[StudentTrial] = []
     for state in states:
         place = propose(known, SIZES, seed)
         assert place is not None
         assert all(0 <= at < size for at, size in zip(place, SIZES.values(), strict=True))
         assert place not in {one.place for one in known}
         over = {"p99": 0.5} if state == "over" else {}
-        known.append(Outcome(place, (0.0, 1.0, float(len(known))) if state == "good" else None, over))
+        known.append(StudentTrial(place, (0.0, 1.0, float(len(known))) if state == "good" else None, over))
     assert propose(known, SIZES, seed) == propose(known, SIZES, seed)
 
 

@@ -18,7 +18,7 @@ Place = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudentTrial:
     """The outcome of a trial: the measurements of the student at a point of the search space.
 
     `values` has quality, median latency and bytes, where lower is better in each; None if they were not measured.
@@ -30,7 +30,7 @@ class Outcome:
     over: Mapping[str, float] = field(default_factory=dict)
 
 
-def propose(known: Sequence[Outcome], sizes: Mapping[str, int], seed: int) -> Place | None:
+def propose(known: Sequence[StudentTrial], sizes: Mapping[str, int], seed: int) -> Place | None:
     """Choose the student to measure next in a search; return None if all students have been tried.
 
     A student is a point of the search space: for each option, the index of its value. `known` has the outcomes of the
@@ -49,7 +49,7 @@ def propose(known: Sequence[Outcome], sizes: Mapping[str, int], seed: int) -> Pl
     return place
 
 
-def _estimated(known: Sequence[Outcome], sizes: Mapping[str, int], seed: int) -> Place | None:
+def _estimated(known: Sequence[StudentTrial], sizes: Mapping[str, int], seed: int) -> Place | None:
     # A failed trial says nothing about its neighbors.
     outcomes = [outcome for outcome in known if outcome.values is not None or outcome.over]
     if not outcomes:

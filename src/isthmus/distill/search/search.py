@@ -20,7 +20,7 @@ from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.preflight import rehearse, require_measured
 from isthmus.distill.restore import create_task, legacy_origins, provenance, require_shape
 from isthmus.distill.search.bench import Bench
-from isthmus.distill.search.sampler import Outcome, propose
+from isthmus.distill.search.sampler import StudentTrial, propose
 from isthmus.distill.search.trials import FORMAT, Budget, SearchTrial, Trials, front, nearest, recommended, values_at
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
@@ -211,14 +211,14 @@ class _Search:
             done.append(trial)
             report(f"{trial.name}: {self.summary(trial)}", 1.0)
 
-    def known(self, trial: SearchTrial) -> Outcome:
+    def known(self, trial: SearchTrial) -> StudentTrial:
         values = {**trial.shape, PRECISION: trial.precision}
         # Compare as JSON, where tuples and lists are the same.
         place = tuple(
             [json.dumps(value) for value in choices].index(json.dumps(values[name]))
             for name, choices in self.space.items()
         )
-        return Outcome(place, self.objectives(trial), trial.over)
+        return StudentTrial(place, self.objectives(trial), trial.over)
 
     def objectives(self, trial: SearchTrial) -> tuple[float, float, float] | None:
         if trial.score is None or trial.p50_us is None or trial.bytes is None:

@@ -39,7 +39,7 @@ from isthmus.distill.tabular.student import (
 )
 from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import TabularTensors, columns, network_inputs, tensors
-from isthmus.distill.tabular.usersources import TrainingRows, sources
+from isthmus.distill.tabular.usersources import TeacherRows, sources
 from isthmus.distill.tabular.userteacher import UserTeacher
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
@@ -97,7 +97,7 @@ class TabularTask(Task):
         declared, material = teachers(self.declared.teacher), self.material
         if not declared:
             return self._boosting("teacher", material.table, material.teacher_inputs)
-        rows = TrainingRows(
+        rows = TeacherRows(
             material.table, material.teacher_inputs, material.parts.train, self._kind.fitted_labels(), self.classes,
             self._recipe(), material.declaration.spine, material.root, material.profile.threads,
             numeric=isinstance(self.declared.label, Number | Rank),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("probabilities", "logits", "log_probabilities", "values")
 
 
-class TrainingRows(NamedTuple):
+class TeacherRows(NamedTuple):
     """The rows of a training set, as a user's model sees them.
 
     Attributes:
@@ -69,7 +69,7 @@ class TrainingRows(NamedTuple):
         return columns(self.table.take(rows), self.inputs)
 
 
-class Source(ABC):
+class PredictionSource(ABC):
     """A declared teacher: predicts for rows of the training set, by their numbers, or for new rows."""
 
     name: str
@@ -77,7 +77,7 @@ class Source(ABC):
     costly = False
     refuses: bool
 
-    def __init__(self, rows: TrainingRows) -> None:
+    def __init__(self, rows: TeacherRows) -> None:
         self._rows = rows
 
     @property
@@ -105,11 +105,11 @@ class Source(ABC):
         return path
 
 
-class _FunctionSource(Source):
+class _FunctionSource(PredictionSource):
     runtime = "Python"
     costly = True
 
-    def __init__(self, declared: TeacherFunction, rows: TrainingRows) -> None:
+    def __init__(self, declared: TeacherFunction, rows: TeacherRows) -> None:
         super().__init__(rows)
         self.name, self._declared = declared.function, declared
         self.refuses = declared.missing == "refuse"
@@ -281,10 +281,10 @@ def _floats(output: Any, where: str) -> Array:
         raise ConfigurationError(where, [problem]) from error
 
 
-class _OnnxSource(Source):
+class _OnnxSource(PredictionSource):
     runtime = f"ONNX Runtime {ort.__version__}"
 
-    def __init__(self, declared: Onnx, rows: TrainingRows) -> None:
+    def __init__(self, declared: Onnx, rows: TeacherRows) -> None:
         super().__init__(rows)
         self.name, self._declared = declared.path, declared
         self.refuses = declared.missing == "refuse"
@@ -380,10 +380,10 @@ _TYPES: Mapping[str, Any] = {
 _FLOATING = ("tensor(float)", "tensor(double)", "tensor(float16)")
 
 
-class _StoredSource(Source):
+class _StoredSource(PredictionSource):
     runtime = "a file of outputs"
 
-    def __init__(self, declared: TeacherOutputs, rows: TrainingRows) -> None:
+    def __init__(self, declared: TeacherOutputs, rows: TeacherRows) -> None:
         super().__init__(rows)
         self.name, self._declared = declared.path, declared
         self.refuses = declared.missing == "refuse"
@@ -514,12 +514,14 @@ def _digest(path: Path) -> str:
     return sha.hexdigest()
 
 
-def sources(declared: Sequence[tuple[DeclaredTeacher, float]], rows: TrainingRows) -> list[tuple[Source, float]]:
+def sources(
+    declared: Sequence[tuple[DeclaredTeacher, float]], rows: TeacherRows
+) -> list[tuple[PredictionSource, float]]:
     """Create the source of predictions of each declared teacher, with its weight. Imports functions, loads no model."""
     return [(_source(teacher, rows), weight) for teacher, weight in declared]
 
 
-def _source(declared: DeclaredTeacher, rows: TrainingRows) -> Source:
+def _source(declared: DeclaredTeacher, rows: TeacherRows) -> PredictionSource:
     if isinstance(declared, TeacherFunction):
         return _FunctionSource(declared, rows)
     return _OnnxSource(declared, rows) if isinstance(declared, Onnx) else _StoredSource(declared, rows)

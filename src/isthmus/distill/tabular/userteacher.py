@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.distill.tabular.prediction import ANSWERED, Convert, logits, probabilities
-from isthmus.distill.tabular.usersources import Source, TrainingRows
+from isthmus.distill.tabular.usersources import PredictionSource, TeacherRows
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Array, Index
@@ -22,7 +22,7 @@ class UserTeacher(Teacher):
     """
 
     def __init__(
-        self, sources: Sequence[tuple[Source, float]], key: str, rows: TrainingRows, *, convert: Convert,
+        self, sources: Sequence[tuple[PredictionSource, float]], key: str, rows: TeacherRows, *, convert: Convert,
         classes: Sequence[str] | None, abstains: bool,
     ) -> None:  # fmt: skip
         keys = (key, ANSWERED) if abstains else (key,)
@@ -58,7 +58,7 @@ class UserTeacher(Teacher):
         outputs = {self._key: np.where(lacks.reshape(-1, *(1,) * (scores.ndim - 1)), 0.0, scores)}
         return {**outputs, ANSWERED: ~lacks} if ANSWERED in self.keys else outputs
 
-    def _require_answers(self, source: Source, lacks: Array, batch: Index) -> None:
+    def _require_answers(self, source: PredictionSource, lacks: Array, batch: Index) -> None:
         if lacks.any():
             raise DataError(
                 source.where, f"{int(lacks.sum()):,} of {len(batch):,} rows have no answer, such as "
