@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 
 # fmt: off
 from isthmus.distill.declaration import Distillation as Distillation, Search as Search, Tabular as Tabular
-from isthmus.distill.declaredteachers import (
+from isthmus.distill.language.teachers import (
     Onnx as Onnx, TeacherFunction as TeacherFunction, TeacherOutputs as TeacherOutputs,
 )
 from isthmus.distill.gates import Gate as Gate

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from isthmus.distill.declaredteachers import DeclaredTeacher, abstains, teacher_problems
 from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
 from isthmus.distill.labels import Binary, Calibration, Label, Monitor, Rank
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
+from isthmus.distill.language.teachers import DeclaredTeacher, abstains, teacher_problems
 from isthmus.distill.settings import TrainingSettings, failed_checks
 from isthmus.features.definition.failure import type_problems
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner

@@ -21,9 +21,9 @@ from torch import nn
 
 from isthmus.distill.causal.task import CausalTask
 from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Tabular
-from isthmus.distill.declaredteachers import function_of
 from isthmus.distill.labels import Binary
 from isthmus.distill.language.causal import Causal
+from isthmus.distill.language.teachers import function_of
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask

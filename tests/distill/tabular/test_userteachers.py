@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from isthmus.distill.declaredteachers import Onnx, TeacherFunction, TeacherOutputs
 from isthmus.distill.distillation import distill
-from isthmus.distill.tabular.prediction import Prediction, binary_scores, class_scores
+from isthmus.distill.language.teachers import Onnx, TeacherFunction, TeacherOutputs
 from isthmus.distill.tabular.task import TabularTask
+from isthmus.distill.tabular.users.prediction import Prediction, binary_scores, class_scores
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError

@@ -9,8 +9,8 @@ import torch
 
 from isthmus.distill.causal import tokenizer
 from isthmus.distill.causal.tokenizer import FILE, Vocabulary
-from isthmus.distill.declaredteachers import FUNCTION, function_of
 from isthmus.distill.language.lora import Lora
+from isthmus.distill.language.teachers import FUNCTION, function_of
 from isthmus.distill.teachers.pretrained import pretrained
 from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, Problem, extra

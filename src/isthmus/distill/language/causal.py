@@ -4,9 +4,9 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from isthmus.distill.declaredteachers import FUNCTION
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.language.lora import Lora
+from isthmus.distill.language.teachers import FUNCTION
 from isthmus.distill.settings import TrainingSettings, failed_checks
 from isthmus.features.contract.schema import Contract
 from isthmus.features.definition.failure import type_problems

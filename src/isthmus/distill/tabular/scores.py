@@ -7,7 +7,7 @@ from isthmus.distill.labels import Binary, Number
 from isthmus.distill.tabular.student import Student, core_feeds
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tabular.tensors import network_inputs
-from isthmus.distill.tabular.userteacher import UserTeacher
+from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.tasks.task import Case, Task
 from isthmus.distill.types import Array

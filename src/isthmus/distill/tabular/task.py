@@ -15,8 +15,8 @@ from onnx import ModelProto
 from torch import nn
 
 from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
-from isthmus.distill.declaredteachers import TeacherFunction, abstains, teachers
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
+from isthmus.distill.language.teachers import TeacherFunction, abstains, teachers
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
@@ -26,7 +26,6 @@ from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.kinds.number import NumberLabels
 from isthmus.distill.tabular.kinds.rank import RankLabels
-from isthmus.distill.tabular.prediction import ANSWERED
 from isthmus.distill.tabular.preparation import FILE, Prepare, preparation_graph
 from isthmus.distill.tabular.student import (
     RECORD,
@@ -39,8 +38,9 @@ from isthmus.distill.tabular.student import (
 )
 from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import TabularTensors, columns, network_inputs, tensors
-from isthmus.distill.tabular.usersources import TeacherRows, sources
-from isthmus.distill.tabular.userteacher import UserTeacher
+from isthmus.distill.tabular.users.prediction import ANSWERED
+from isthmus.distill.tabular.users.sources import TeacherRows, sources
+from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task

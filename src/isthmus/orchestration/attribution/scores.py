@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from isthmus.distill.labels import Binary
 from isthmus.distill.outputs.cache import OutputCache
-from isthmus.distill.tabular.prediction import ANSWERED
 from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns
+from isthmus.distill.tabular.users.prediction import ANSWERED
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Case, Material
 from isthmus.distill.types import in_batches

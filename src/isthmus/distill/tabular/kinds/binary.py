@@ -11,9 +11,9 @@ from isthmus.distill.tabular.answers import Probability
 from isthmus.distill.tabular.calibration import create_calibrator
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.leakage import LEAK_FROM, separation_auc
-from isthmus.distill.tabular.prediction import Prediction, binary_scores
 from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.teacher import BINARY
+from isthmus.distill.tabular.users.prediction import Prediction, binary_scores
 from isthmus.distill.tasks.split import Split, binary_labels
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.values.columns import Values

@@ -15,9 +15,9 @@ from isthmus.distill.tabular.answers import Probabilities
 from isthmus.distill.tabular.calibration import create_calibrator
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.leakage import LEAK_FROM, mean_recall
-from isthmus.distill.tabular.prediction import Prediction, class_scores
 from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.teacher import Learner
+from isthmus.distill.tabular.users.prediction import Prediction, class_scores
 from isthmus.distill.tasks.split import PARTS, Split, required_column, whole_numbers
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import DataError

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from isthmus.distill.declaration import Tabular
-from isthmus.distill.declaredteachers import abstains
 from isthmus.distill.evaluation.metrics import agreement
+from isthmus.distill.language.teachers import abstains
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.tabular.answers import StudentOutput
-from isthmus.distill.tabular.prediction import ANSWERED, Prediction
 from isthmus.distill.tabular.teacher import Learner
+from isthmus.distill.tabular.users.prediction import ANSWERED, Prediction
 from isthmus.distill.tasks.split import Split
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.values.columns import Values

@@ -14,8 +14,8 @@ from isthmus.distill.losses.regression import absolute_errors, squared_errors
 from isthmus.distill.tabular.answers import NumberOutput
 from isthmus.distill.tabular.kinds.kind import Kind, taught_term
 from isthmus.distill.tabular.leakage import LEAK_FROM, rank_correlation
-from isthmus.distill.tabular.prediction import Prediction, number_scores
 from isthmus.distill.tabular.teacher import Learner
+from isthmus.distill.tabular.users.prediction import Prediction, number_scores
 from isthmus.distill.tasks.split import PARTS, Split, required_column
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import DataError

@@ -17,8 +17,8 @@ from isthmus.distill.losses.ranking import graded_lists, grouped_lists
 from isthmus.distill.tabular.answers import MOST_SCORE, NumberOutput
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.leakage import LEAK_FROM, separation_auc
-from isthmus.distill.tabular.prediction import Prediction, number_scores
 from isthmus.distill.tabular.teacher import Learner
+from isthmus.distill.tabular.users.prediction import Prediction, number_scores
 from isthmus.distill.tasks.split import PARTS, Split, group_numbers, whole_numbers
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import DataError

@@ -17,10 +17,10 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from isthmus.distill.declaredteachers import DeclaredTeacher, Onnx, TeacherFunction, TeacherOutputs, function_of
+from isthmus.distill.language.teachers import DeclaredTeacher, Onnx, TeacherFunction, TeacherOutputs, function_of
 from isthmus.distill.onnx.runtime import session
-from isthmus.distill.tabular.prediction import Form, Prediction
 from isthmus.distill.tabular.tensors import columns
+from isthmus.distill.tabular.users.prediction import Form, Prediction
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.types import Array, Index

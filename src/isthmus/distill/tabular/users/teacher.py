@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.distill.tabular.prediction import ANSWERED, Convert, logits, probabilities
-from isthmus.distill.tabular.usersources import PredictionSource, TeacherRows
+from isthmus.distill.tabular.users.prediction import ANSWERED, Convert, logits, probabilities
+from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Array, Index
