@@ -8,6 +8,7 @@ import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -201,6 +202,27 @@ def test_an_onnx_model_that_does_not_fit_is_refused(
         scores(made(table, tmp_path, teacher=Onnx("large.onnx")), np.arange(5))
 
 
+def test_a_file_that_is_not_a_model_is_named(table: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "large.onnx").write_bytes(b"not a model")
+    with pytest.raises(ConfigurationError, match=r"teacher large\.onnx: ONNX Runtime: cannot open a session"):
+        scores(made(table, tmp_path, teacher=Onnx("large.onnx")), np.arange(5))
+
+
+def test_a_model_that_fails_on_the_features_is_named(table: pa.Table, tmp_path: Path) -> None:
+    """It wants three rows in a batch."""
+    shape = helper.make_node("Constant", [], ["shape"], value_ints=[3, 1])
+    nodes = [
+        shape,
+        helper.make_node("Reshape", ["secret", "shape"], ["y"]),
+        helper.make_node("Sigmoid", ["y"], ["logits"]),
+    ]
+    model(tmp_path / "large.onnx", {"secret": (TensorProto.FLOAT, ["n", 1])}, "logits", nodes)
+    with pytest.raises(
+        ConfigurationError, match=r"teacher large\.onnx: ONNX Runtime: fails on secret float32 \[5, 1\]"
+    ):
+        scores(made(table, tmp_path, teacher=Onnx("large.onnx")), np.arange(5))
+
+
 # --- outputs that were computed elsewhere
 
 
@@ -224,18 +246,22 @@ def test_outputs_for_half_the_rows_are_refused_or_learned_from_labels(unique: pa
 
 
 def test_rows_without_an_answer_do_not_teach(unique: pa.Table, tmp_path: Path) -> None:
-    """Whatever a file says about a row that it does not answer, the student is the same to the bit."""
-    wanted = probabilities(unique)
-    stored(tmp_path, unique, probabilities=pa.array(wanted, mask=np.arange(len(wanted)) % 3 == 0))
-    of = made(unique, tmp_path, teacher=TeacherOutputs("teacher.parquet", missing="labels"), seeds=1)
-    task = TabularTask(of)
-    answers = task.teacher().ask(np.arange(9))
-    assert answers["answered"].tolist() == [0, 1, 1] * 3
-    first = report(of, tmp_path / "first")
-    nan = np.where(np.arange(len(wanted)) % 3 == 0, np.nan, wanted)
-    stored(tmp_path, unique, probabilities=nan)
-    again = report(of, tmp_path / "again")
-    assert first["models"]["student"]["quality"] == again["models"]["student"]["quality"]
+    """Null and NaN are no answers, and the loss does not depend on what stands in their place."""
+    wanted, gaps = probabilities(unique), np.arange(len(unique)) % 3 == 0
+    for answers in (pa.array(wanted, mask=gaps), np.where(gaps, np.nan, wanted)):
+        teacher = stored(tmp_path, unique, probabilities=answers)
+        task = TabularTask(made(unique, tmp_path, teacher=replace(teacher, missing="labels")))
+        found = task.teacher().ask(np.arange(9))
+        assert found["answered"].tolist() == [0, 1, 1] * 3
+    batch = task.batch(torch.arange(9))
+    student = {"logits": torch.linspace(-1, 1, 9)}
+
+    def loss(row: int) -> float:
+        changed = found["logits"].clone()
+        changed[row] += 5
+        return float(task.objective()(student, {**found, "logits": changed}, batch.labels, 0.5)[0])
+
+    assert loss(0) == loss(3) != loss(1) != loss(2)
 
 
 def test_outputs_with_several_rows_for_an_example_are_refused(unique: pa.Table, tmp_path: Path) -> None:

@@ -12,10 +12,7 @@ def squared_errors(student: Tensor, wanted: Tensor, *, mask: Tensor | None = Non
     same shape, is True for the numbers that count; None means all. A student with the least loss predicts the
     conditional mean.
     """
-    check_tensors(
-        "squared errors", student=floats(student, "..."), wanted=floats(wanted, "..."), mask=booleans(mask, "...")
-    )
-    return average((select(student, mask) - select(wanted.detach(), mask)).square())
+    return average(_errors("squared errors", student, wanted, mask).square())
 
 
 def absolute_errors(student: Tensor, wanted: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -25,7 +22,9 @@ def absolute_errors(student: Tensor, wanted: Tensor, *, mask: Tensor | None = No
     same shape, is True for the numbers that count; None means all. A student with the least loss predicts the
     conditional median.
     """
-    check_tensors(
-        "absolute errors", student=floats(student, "..."), wanted=floats(wanted, "..."), mask=booleans(mask, "...")
-    )
-    return average((select(student, mask) - select(wanted.detach(), mask)).abs())
+    return average(_errors("absolute errors", student, wanted, mask).abs())
+
+
+def _errors(where: str, student: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor:
+    check_tensors(where, student=floats(student, "..."), wanted=floats(wanted, "..."), mask=booleans(mask, "..."))
+    return select(student, mask) - select(wanted.detach(), mask)

@@ -39,8 +39,8 @@ from isthmus.distill.tabular.student import (
 from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import TabularTensors, columns, network_inputs, tensors
 from isthmus.distill.tabular.users.prediction import ANSWERED
-from isthmus.distill.tabular.users.sources import TeacherRows, sources
-from isthmus.distill.tabular.users.teacher import UserTeacher
+from isthmus.distill.tabular.users.sources import TeacherRows
+from isthmus.distill.tabular.users.teacher import UserTeacher, sources
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task

@@ -5,8 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.distill.language.teachers import DeclaredTeacher, Onnx, TeacherFunction
+from isthmus.distill.tabular.users.function import FunctionSource
+from isthmus.distill.tabular.users.onnx import OnnxSource
 from isthmus.distill.tabular.users.prediction import ANSWERED, Convert, logits, probabilities
 from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows
+from isthmus.distill.tabular.users.stored import StoredSource
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Array, Index
@@ -90,3 +94,16 @@ class UserTeacher(Teacher):
 
 def _lacks(scores: Array) -> Array:
     return np.asarray(np.isnan(scores).reshape(len(scores), -1).any(1))
+
+
+def sources(
+    declared: Sequence[tuple[DeclaredTeacher, float]], rows: TeacherRows
+) -> list[tuple[PredictionSource, float]]:
+    """Create the source of predictions of each declared teacher, with its weight. Imports functions, loads no model."""
+    return [(_source(teacher, rows), weight) for teacher, weight in declared]
+
+
+def _source(declared: DeclaredTeacher, rows: TeacherRows) -> PredictionSource:
+    if isinstance(declared, TeacherFunction):
+        return FunctionSource(declared, rows)
+    return OnnxSource(declared, rows) if isinstance(declared, Onnx) else StoredSource(declared, rows)

@@ -1,0 +1,128 @@
+"""Predictions of a user's model in ONNX format."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from isthmus.distill.language.teachers import Onnx
+from isthmus.distill.onnx.runtime import ask, session
+from isthmus.distill.tabular.users.prediction import Form, Prediction
+from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows, digest, to_floats
+from isthmus.distill.tasks.samples import Columns
+from isthmus.distill.types import Array
+from isthmus.features.errors import ConfigurationError, DataError, Problem, one_of
+
+
+class OnnxSource(PredictionSource):
+    runtime = f"ONNX Runtime {ort.__version__}"
+
+    def __init__(self, declared: Onnx, rows: TeacherRows) -> None:
+        super().__init__(declared.path, declared.missing, rows)
+        self._declared = declared
+
+    def identity(self) -> Any:
+        declared = self._declared
+        classes = None if declared.classes is None else list(declared.classes)
+        return ["onnx", digest(self._file(declared.path)), declared.output, declared.gives, classes, self.runtime]
+
+    @cached_property
+    def _session(self) -> ort.InferenceSession:
+        content = self._file(self._declared.path).read_bytes()
+        with self._running():
+            return session(content, self._rows.threads)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        try:
+            yield
+        except ConfigurationError as error:
+            expected = "a model that ONNX Runtime runs on the features"
+            problems = [Problem(problem.where, problem.found, expected) for problem in error.problems]
+            raise ConfigurationError(self.where, problems) from error
+
+    def size(self) -> tuple[int, int]:
+        """Return the number of the model's numbers and the bytes of its file."""
+        import onnx
+
+        path = self._file(self._declared.path)
+        tensors = onnx.load(path, load_external_data=False).graph.initializer
+        return sum(int(np.prod(each.dims)) for each in tensors), path.stat().st_size
+
+    @cached_property
+    def _output(self) -> tuple[str, Form]:
+        floating = [each.name for each in self._session.get_outputs() if each.type in _FLOATING]
+        named, gives = self._declared.output, self._declared.gives
+        if named is None:
+            likely = [name for name in floating if name in ("probabilities", "logits", "values")]
+            if len(one := likely or floating) != 1:
+                found = f"outputs {', '.join(each.name for each in self._session.get_outputs())}"
+                remedy = "a classifier of scikit-learn, XGBoost or LightGBM needs zipmap=False when it is converted"
+                raise ConfigurationError(self.where, [Problem("output", found, 'output="..."')], remedy=remedy)
+            named = one[0]
+        if named not in floating:
+            raise ConfigurationError(self.where, [Problem("output", repr(named), one_of(floating))])
+        form = gives or (named if named in ("probabilities", "logits", "values") else None)
+        if form is None and self._rows.numeric:
+            form = "values"
+        if form is None:
+            raise ConfigurationError(
+                self.where, [Problem(f"output {named}", "unknown meaning", 'gives="probabilities" or gives="logits"')]
+            )
+        return named, form  # type: ignore[return-value]
+
+    def predict(self, rows: Columns) -> Prediction:
+        name, form = self._output
+        feeds = self._feeds(rows)
+        with self._running():
+            numbers = to_floats(ask(self._session, feeds)[name], self.where)
+        classes = self._declared.classes
+        return Prediction(form, numbers, None if classes is None else [*classes])
+
+    def _feeds(self, rows: Columns) -> dict[str, Array]:
+        wanted, names = self._session.get_inputs(), [item.name for item in self._rows.inputs]
+        frozen = [each.name for each in wanted if each.shape and isinstance(each.shape[0], int)]
+        if frozen:
+            found = f"input {frozen[0]} has a fixed number of rows"
+            raise ConfigurationError(self.where, [Problem(self.name, found, "a first axis without a fixed size")])
+        if len(wanted) == 1 and wanted[0].name not in names:
+            return {wanted[0].name: self._matrix(rows, wanted[0].type)}
+        unknown = [each.name for each in wanted if each.name not in names]
+        if unknown:
+            raise ConfigurationError(self.where, [Problem(f"input {unknown[0]}", "is not a feature", one_of(names))])
+        return {each.name: self._column(rows, each) for each in wanted}
+
+    def _matrix(self, rows: Columns, kind: str) -> Array:
+        texts = [item.name for item in self._rows.inputs if item.is_category]
+        if texts:
+            found = f"a single input, and the features {', '.join(texts)} are texts"
+            raise ConfigurationError(self.where, [Problem(self.name, found, "an input for each feature")])
+        numbers = [np.where(rows[i.name].valid, rows[i.name].data.astype(float), np.nan) for i in self._rows.inputs]
+        return np.stack(numbers, 1).astype(np.float64 if kind == "tensor(double)" else np.float32)
+
+    def _column(self, rows: Columns, wanted: Any) -> Array:
+        values = rows[wanted.name]
+        kind = _TYPES.get(wanted.type)
+        if kind is None:
+            expected = one_of(sorted(_TYPES))
+            raise ConfigurationError(self.where, [Problem(f"input {wanted.name}", f"type {wanted.type}", expected)])
+        if kind is object:
+            column = np.where(values.valid, values.data, "").astype(object)
+        elif np.dtype(kind).kind == "f":
+            column = np.where(values.valid, values.data.astype(np.float64), np.nan).astype(kind)
+        elif not values.valid.all():
+            found = f"{int((~values.valid).sum())} nulls, for an input of type {wanted.type}"
+            raise DataError(f"{self.where}: {wanted.name}", found, expected="a value in every row, or a float input")
+        else:
+            column = values.data.astype(kind)
+        return column[:, None] if len(wanted.shape) == 2 else column
+
+
+_TYPES: Mapping[str, Any] = {
+    "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_, "tensor(string)": object,
+}  # fmt: skip
+_FLOATING = ("tensor(float)", "tensor(double)", "tensor(float16)")
