@@ -18,6 +18,7 @@ install()
 
 __all__ = [
     "Array",
+    "Bag",
     "Binary",
     "Bool",
     "Bytes",
@@ -31,6 +32,7 @@ __all__ = [
     "DependencyError",
     "Distillation",
     "Embed",
+    "Encoder",
     "Entity",
     "Expect",
     "FeatureService",
@@ -54,6 +56,7 @@ __all__ = [
     "Onnx",
     "Ordinal",
     "PackageError",
+    "Pretrained",
     "Rank",
     "RequestError",
     "RequestSource",
@@ -69,6 +72,7 @@ __all__ = [
     "TeacherFunction",
     "TeacherOutputs",
     "Temperature",
+    "Text",
     "UnixTimestamp",
     "push",
     "request_transform",

@@ -11,7 +11,7 @@ from dataclasses import is_dataclass
 # fmt: off
 from isthmus.distill.declaration import Distillation as Distillation, Search as Search, Tabular as Tabular
 from isthmus.distill.language.teachers import (
-    Onnx as Onnx, TeacherFunction as TeacherFunction, TeacherOutputs as TeacherOutputs,
+    Onnx as Onnx, Pretrained as Pretrained, TeacherFunction as TeacherFunction, TeacherOutputs as TeacherOutputs,
 )
 from isthmus.distill.gates import Gate as Gate
 from isthmus.distill.labels import (
@@ -21,6 +21,7 @@ from isthmus.distill.labels import (
 from isthmus.distill.language.causal import Causal as Causal
 from isthmus.distill.language.decoding import DecodingSettings as DecodingSettings
 from isthmus.distill.language.lora import Lora as Lora
+from isthmus.distill.language.text import Bag as Bag, Encoder as Encoder, Text as Text
 from isthmus.distill.settings import Settings as Settings
 from isthmus.features.definition.expectations import Expect as Expect
 from isthmus.features.definition.failure import explain_arguments

@@ -12,12 +12,13 @@ from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
 from isthmus.distill.labels import Binary, Calibration, Label, Monitor, Rank
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.language.teachers import DeclaredTeacher, abstains, teacher_problems
+from isthmus.distill.language.text import Text
 from isthmus.distill.settings import TrainingSettings, failed_checks
 from isthmus.features.definition.failure import type_problems
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import DataType, String
-from isthmus.transforms.preparation.steps import Embed, Impute, Standardize, Step, Text
+from isthmus.transforms.preparation.steps import Embed, Encoding, Impute, Standardize, Step
 
 if TYPE_CHECKING:
     # Definitions must not import third-party libraries.
@@ -57,7 +58,7 @@ class Plan(NamedTuple):
     """How to prepare each input, by its name: the steps of each number and the encoding of each text."""
 
     numbers: Mapping[str, Sequence[Step]]
-    texts: Mapping[str, Text]
+    texts: Mapping[str, Encoding]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Tabular:
     soft_weight: float = 0.7
     teacher_rounds: int = 40
     teacher_learning_rate: float = 0.2
-    preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
+    preparation: Mapping[str, Sequence[Step] | Encoding] = field(default_factory=dict)
 
     def plan(self, inputs: Sequence[_Input]) -> Plan:
         """Return how to prepare each of the student's inputs for the network, to fit it on the training part.
@@ -99,7 +100,7 @@ class Tabular:
         are standardized, and texts are embedded.
         """
         numbers: dict[str, tuple[Step, ...]] = {}
-        texts: dict[str, Text] = {}
+        texts: dict[str, Encoding] = {}
         for item in inputs:
             declared = next((how for name, how in self.preparation.items() if fnmatchcase(item.name, name)), None)
             if item.dtype == String:
@@ -122,7 +123,7 @@ class Tabular:
                 names = one_of(item.name for item in inputs)
                 problems.append(Problem(place, "no input of the student has this name", names))
             steps = isinstance(how, Sequence) and not isinstance(how, str)
-            if not (isinstance(how, Text) or (steps and all(isinstance(step, Step) for step in how))):
+            if not (isinstance(how, Encoding) or (steps and all(isinstance(step, Step) for step in how))):
                 problems.append(Problem(place, repr(how), "a list of Log1p, Clip, Impute and Standardize, or "
                                         "Embed, OneHot, Ordinal or Hashed"))  # fmt: skip
                 continue
@@ -166,18 +167,7 @@ class Tabular:
         It is a problem if the type of the label column does not suit the kind of label, or if the spine lacks the
         column `Rank.within`. `where` names the declaration in the messages.
         """
-        if not isinstance(self.label, Label):
-            return []
-        problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
-        if dtype not in self.label.types:
-            expected = f"one of {', '.join(map(str, self.label.types))} for {self.label}"
-            problems.append(Problem(f"{where}: label {name}", f"is of type {dtype}", expected))
-        columns = [key for entity in spine.entities for key in entity.join_keys]
-        columns += [field.name for field in spine.request.schema] if spine.request else []
-        columns.append("event_timestamp")
-        if (within := self.label.grouped_by) is not None and within not in columns:
-            problems.append(Problem(f"{where}: label, within", repr(within), one_of(columns)))
-        return problems
+        return self.label.spine_problems(where, spine) if isinstance(self.label, Label) else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +193,7 @@ class Search:
     most_bytes: int | None = None
     seed: int = 0
 
-    def problems(self, where: str, task: "Tabular | Causal | str") -> list[Problem]:
+    def problems(self, where: str, task: "Tabular | Text | Causal | str") -> list[Problem]:
         if wrong := type_problems(self, f"{where}: "):
             return wrong
         checks = [
@@ -261,8 +251,8 @@ class Distillation:
         teacher: features the teacher sees; may use everything the server has.
         student: features the student sees; only what the device has when it predicts. If the service has `device`, the
             student is trained on the ages that its stored features may have there, and measured at the greatest age.
-        task: the kind of model: a `Tabular`, a `Causal`, or your own `Task` as "module:Class", in a module next to the
-            definitions that only training imports.
+        task: the kind of model: a `Tabular`, a `Text`, a `Causal`, or your own `Task` as "module:Class", in a module
+            next to the definitions that only training imports.
         settings: training settings of student and control; None also takes the batch size from `[profiles.training]`.
             Without epochs or steps, the profile's epochs count; without those, there are four epochs, but at least 800
             steps for a `Tabular`.
@@ -296,7 +286,7 @@ class Distillation:
     spine: Spine
     teacher: FeatureService
     student: FeatureService
-    task: Tabular | Causal | str = field(default_factory=Tabular)
+    task: Tabular | Text | Causal | str = field(default_factory=Tabular)
     settings: TrainingSettings | None = None
     split: tuple[float, float, float] = (0.7, 0.1, 0.2)
     split_by: str | None = None
@@ -318,12 +308,12 @@ class Distillation:
 
     @property
     def label(self) -> Label | None:
-        """The kind of label, such as `Binary()`; None if the task is not a `Tabular` with a valid label."""
-        return self.task.label if isinstance(self.task, Tabular) and isinstance(self.task.label, Label) else None
+        """The kind of label, such as `Binary()`; None if the task is not a `Tabular` or a `Text` with a valid label."""
+        return self.task.label if isinstance(self.task, Tabular | Text) and isinstance(self.task.label, Label) else None
 
     @property
     def kind(self) -> str:
-        """The kind of model, for reports and packages: "tabular", "causal", or "module:Class" for your own task."""
+        """The kind of model, in reports and packages: "tabular", "text", "causal", or "module:Class" of your task."""
         return self.task if isinstance(self.task, str) else type(self.task).__name__.lower()
 
     @property
@@ -351,15 +341,16 @@ class Distillation:
         if wrong:
             return wrong
         tabular, three_shares = isinstance(self.task, Tabular), len(self.split) == 3 and min(self.split) > 0
-        built_in = isinstance(self.task, Tabular | Causal)
+        built_in = isinstance(self.task, Tabular | Text | Causal)
         named = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name)
         own_task = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(self.task))
         label = self.label or Binary()
         fixed = "no shape: set the layers of a Tabular with `hidden`" if tabular else ""
         fixed = UNSHAPED if isinstance(self.task, Causal) and not self.task.shaped else fixed
+        fixed = "no shape: set the student of a Text" if isinstance(self.task, Text) else fixed
         checks = [
             ("name", bool(named), "a letter, then letters, digits, - or _"),
-            ("task", built_in or bool(own_task), 'a Tabular, a Causal, or "module:Class"'),
+            ("task", built_in or bool(own_task), 'a Tabular, a Text, a Causal, or "module:Class"'),
             ("split", three_shares and math.isclose(sum(self.split), 1), "three shares above 0 whose sum is 1"),
             ("split_by", self.split_by is None or not tabular, "None: a Tabular is always split by time"),
             ("seeds", self.seeds >= 1, "at least 1"),
@@ -398,6 +389,9 @@ class Distillation:
         problems += self.monitor.problems(f"{self.where}: monitor", self.spine)
         if isinstance(self.task, Tabular):
             problems += [*self.task.problems(self.where), *self.gate_problems(MEASURED)]
+            problems += self.task.spine_problems(self.where, self.spine)
+        if isinstance(self.task, Text):
+            problems += [*self.task.problems(self.where), *self.gate_problems(self.task.measured)]
             problems += self.task.spine_problems(self.where, self.spine)
         if isinstance(self.task, Causal):
             problems += self.task.problems(self.where, tuple(gate.metric for gate in self.gates or ()))
@@ -452,7 +446,7 @@ class Distillation:
         settings = self.task.with_base_rate(settings) if isinstance(self.task, Causal) else settings
         if settings.epochs or settings.steps:
             return settings
-        if profile is None or profile.epochs or not isinstance(self.task, Tabular):
+        if profile is None or profile.epochs or not isinstance(self.task, Tabular | Text):
             return replace(settings, epochs=1 if profile is None else profile.passes)
         least = math.ceil(LEAST_STEPS / math.ceil(rows / settings.batch))
         return replace(settings, epochs=max(profile.passes, least))

@@ -44,6 +44,22 @@ class Label(ABC):
     def problems(self, where: str) -> list[Problem]:  # noqa: ARG002 - for subclasses
         return []
 
+    def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
+        """Return a problem if the label column of the spine has an unsuitable type, or if the spine lacks `grouped_by`.
+
+        `where` names the declaration in the messages.
+        """
+        problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
+        if dtype not in self.types:
+            expected = f"one of {', '.join(map(str, self.types))} for {self}"
+            problems.append(Problem(f"{where}: label {name}", f"is of type {dtype}", expected))
+        columns = [key for entity in spine.entities for key in entity.join_keys]
+        columns += [field.name for field in spine.request.schema] if spine.request else []
+        columns.append("event_timestamp")
+        if (within := self.grouped_by) is not None and within not in columns:
+            problems.append(Problem(f"{where}: label, within", repr(within), one_of(columns)))
+        return problems
+
 
 @dataclass(frozen=True)
 class Binary(Label):

@@ -24,17 +24,21 @@ from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Tabula
 from isthmus.distill.labels import Binary
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.language.teachers import function_of
+from isthmus.distill.language.text import Text
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
+from isthmus.distill.text.task import TextTask
 from isthmus.features.contract.schema import sha256
 from isthmus.features.definition import codehash
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
 from isthmus.transforms.preparation.steps import described
 
 REPORT = "report.json"
+
+_TASKS: dict[type, type[Task]] = {Tabular: TabularTask, Text: TextTask, Causal: CausalTask}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +78,7 @@ def task_class(declared: Distillation) -> type[Task]:
             problem = Problem(declared.task, f"is {named!r}", "a subclass of isthmus.distill.tasks.task.Task")
             raise ConfigurationError(where, [problem])
         return named
-    return CausalTask if isinstance(declared.task, Causal) else TabularTask
+    return _TASKS[type(declared.task)]
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
@@ -202,9 +206,13 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
         kinds = {"kind": {**_options(declared.task), "preparation": preparation}}
     elif isinstance(declared.task, Causal):
         # The identity of the outputs covers base and teacher.
-        new = declared.task.student
-        digest = None if new is None else fingerprint(function_of(new))
+        base = declared.task.student
+        digest = None if base is None else fingerprint(function_of(base))
         kinds = {"kind": {"causal": declared.task.identity(), "student": digest}}
+    elif isinstance(declared.task, Text):
+        new = declared.task.student
+        digest = fingerprint(function_of(new)) if isinstance(new, str) else None
+        kinds = {"kind": {"text": declared.task.identity(), "student": digest}}
     else:
         kinds |= {"training": code_description(kind, JUDGING), "report": code_description(kind, EXPORTING)}
     device = declared.student.device

@@ -5,14 +5,15 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from isthmus.features.definition.failure import type_problems
 from isthmus.features.errors import Problem
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 FORMS = (
-    'a TeacherFunction or "module:function", an Onnx, a TeacherOutputs, or a list of these and of pairs with a weight'
+    'a TeacherFunction or "module:function", a Pretrained, an Onnx, a TeacherOutputs, or a list of these and of pairs '
+    "with a weight"
 )
 _FIXED = "a relative path within the project"
 
@@ -110,7 +111,40 @@ class TeacherOutputs:
         return [] if _within(self.path) else [Problem(f"{where}: path", repr(self.path), _FIXED)]
 
 
-DeclaredTeacher = TeacherFunction | Onnx | TeacherOutputs
+@dataclass(frozen=True)
+class Pretrained:
+    """A teacher that is a fine-tuned model of the transformers library, which reads a text.
+
+    The model has a classification head, or a regression head with one number. Its tokenizer is in the same folder.
+    Weights are read from safetensors, and no code next to them runs.
+
+    Attributes:
+        source: folder with `config.json`, `model.safetensors` and the tokenizer, relative to the project; or the name
+            of a repository on the Hugging Face hub.
+        column: feature of the teacher's service that holds the text; None for the only String.
+        classes: names of the classes in the order of the logits; None for the names in the model's configuration.
+        revision: commit, tag or branch of a repository on the hub. Only a commit never changes.
+        tokens: tokens of a text that the model reads; None for as many as it can.
+    """
+
+    source: str
+    _: KW_ONLY
+    column: str | None = None
+    classes: Sequence[str] | None = None
+    revision: str | None = None
+    tokens: int | None = None
+    missing: ClassVar[Literal["refuse"]] = "refuse"
+
+    def problems(self, where: str) -> list[Problem]:
+        if wrong := type_problems(self, f"{where}: ", ("_",)):
+            return wrong
+        wrong = [] if _within(self.source) else [Problem(f"{where}: source", repr(self.source), f"{_FIXED}, or a name")]
+        if self.tokens is not None and self.tokens < 1:
+            wrong.append(Problem(f"{where}: tokens", repr(self.tokens), "at least 1, or None"))
+        return wrong
+
+
+DeclaredTeacher = TeacherFunction | Pretrained | Onnx | TeacherOutputs
 
 
 def teachers(declared: Any) -> list[tuple[DeclaredTeacher, float]]:

@@ -2,34 +2,27 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import torch
 from onnx import ModelProto
 from torch import nn
 
 from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
-from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
-from isthmus.distill.language.teachers import TeacherFunction, abstains, teachers
-from isthmus.distill.losses.objective import Objective
+from isthmus.distill.labels import Binary
+from isthmus.distill.language.teachers import teachers
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.tabular.graph import graph, head
-from isthmus.distill.tabular.kinds.binary import BinaryLabels
-from isthmus.distill.tabular.kinds.classes import ClassLabels
-from isthmus.distill.tabular.kinds.kind import Kind
-from isthmus.distill.tabular.kinds.number import NumberLabels
-from isthmus.distill.tabular.kinds.rank import RankLabels
+from isthmus.distill.tabular.labelled import LabelTask
 from isthmus.distill.tabular.preparation import FILE, Prepare, preparation_graph
 from isthmus.distill.tabular.student import (
     RECORD,
-    UNCALIBRATED,
     CoreNetwork,
     Student,
     StudentRecord,
@@ -38,24 +31,16 @@ from isthmus.distill.tabular.student import (
 )
 from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import TabularTensors, columns, network_inputs, tensors
-from isthmus.distill.tabular.users.prediction import ANSWERED
-from isthmus.distill.tabular.users.sources import TeacherRows
-from isthmus.distill.tabular.users.teacher import UserTeacher, sources
-from isthmus.distill.tasks.answers import student_answers
+from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
-from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
+from isthmus.distill.tasks.task import Batch, Case, Core, Material
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.types import Answers, Array, Index, evenly_spaced
-from isthmus.features.errors import DataError
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.package.inputs import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
-KINDS: Mapping[type[Label], type[Kind]] = {
-    Binary: BinaryLabels, Classes: ClassLabels, Number: NumberLabels, Rank: RankLabels,
-}  # fmt: skip
 
-
-class TabularTask(Task):
+class TabularTask(LabelTask):
     """Predicts a label from a row of features; `Kind` has everything that depends on the kind of label."""
 
     about: Mapping[str, str] = {
@@ -74,38 +59,22 @@ class TabularTask(Task):
     """Half precision would make ties of different scores."""
 
     def __init__(self, material: Material) -> None:
-        super().__init__(material)
         declared = material.declaration.task
         assert isinstance(declared, Tabular)  # noqa: S101 - only a Tabular selects this task
+        super().__init__(material, declared)
         assert material.parts.boundaries is not None  # noqa: S101 - the declaration allows only a split by time
-        self.declared, self._boundaries = declared, material.parts.boundaries
-        self._kind = KINDS[type(declared.label)](material.table, material.label, material.parts, declared)
-        self.metric, self.more, self.keys = self._kind.metric, self._kind.more, (self._kind.key,)
-        self.classes, self.pipeline = self._kind.classes, self._kind.pipeline
-        self.tolerance, self.rounding = self._kind.tolerance, self._kind.rounding
-        if any(isinstance(teacher, TeacherFunction) for teacher, _ in teachers(declared.teacher)):
-            self.at_once = 8192  # a call that fails loses no more
+        self._boundaries = material.parts.boundaries
         self._data = tensors(material.student_table, material.student_inputs)
         preparation = material.learn(declared.plan(material.student_inputs), self._boundaries[0])
         self._prepare = Prepare(preparation, preparation_graph(preparation))
         self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
-        self._answer = self._kind.answer()
         self._fed = material.request_inputs.graph_inputs(material.student_inputs)
 
     def teacher(self) -> Boosting | UserTeacher:
         """Create the declared teacher; without one, gradient boosting on all features of the teacher's service."""
-        declared, material = teachers(self.declared.teacher), self.material
-        if not declared:
-            return self._boosting("teacher", material.table, material.teacher_inputs)
-        rows = TeacherRows(
-            material.table, material.teacher_inputs, material.parts.train, self._kind.fitted_labels(), self.classes,
-            self._recipe(), material.declaration.spine, material.root, material.profile.threads,
-            numeric=isinstance(self.declared.label, Number | Rank),
-        )  # fmt: skip
-        return UserTeacher(
-            sources(declared, rows), self._kind.key, rows, convert=self._kind.teacher_scores, classes=self.classes,
-            abstains=abstains(self.declared.teacher),
-        )  # fmt: skip
+        if declared := teachers(self.declared.teacher):
+            return self._user_teacher(declared)
+        return self._boosting("teacher", self.material.table, self.material.teacher_inputs)
 
     def references(self) -> Mapping[str, Teacher]:
         return {"reference": self._boosting("reference", self.material.student_table, self.material.student_inputs)}
@@ -128,24 +97,6 @@ class TabularTask(Task):
             },
             learner=self._kind.learner,
         )
-
-    def _recipe(self) -> dict[str, Any]:
-        label = self.declared.label
-        return {
-            "training_set": self.material.training_set,
-            "label": self.material.label,
-            "split": list(self.material.declaration.split),
-            # Leave this out for binary labels, so that their cached outputs stay valid.
-            **({} if isinstance(label, Binary) else {"kind": type(label).__name__, **self._kind.recipe}),
-        }
-
-    def identities(self) -> Array:
-        names = np.zeros((self.material.table.num_rows, 2), np.int64)
-        names[:, 1] = np.arange(len(names))
-        return names.view(np.uint8)
-
-    def asked(self, rows: Index) -> Any:
-        return rows
 
     def student(self) -> nn.Module:
         return Student(self._prepare, self.hidden, self.declared.dropout, self._kind.answer())
@@ -175,30 +126,6 @@ class TabularTask(Task):
         values |= columns(material.student_table.take(rows), material.student_inputs)
         return [f"{name} {leak}" for name, column in values.items() if (leak := self._kind.leak(column, rows))]
 
-    def groups(self, rows: Index) -> Index | None:
-        return None if self._kind.groups is None else self._kind.groups[rows]
-
-    def after_training(self, student: nn.Module) -> None:
-        assert isinstance(student, Student)  # noqa: S101 - created by `student`
-        if (calibration := student.answer.calibration) is not None:
-            rows = self.material.parts.validation
-            raw = student_answers(self, student, rows, torch.device("cpu"))[UNCALIBRATED]
-            calibration.learn(raw, self._kind.values[rows])
-
-    def objective(self) -> Objective:
-        return self._kind.objective(self.declared)
-
-    def quality(self, answers: Answers, rows: Index, _teacher: Answers) -> dict[str, float]:
-        """Return metrics of a model; for a teacher that may abstain, of the rows that it answers, and their share."""
-        if ANSWERED not in answers:
-            return self._kind.quality(answers, rows)
-        known, share = answers[ANSWERED] > 0, float((answers[ANSWERED] > 0).mean())
-        if not known.any():
-            where, found = self.material.declaration.where, f"the teacher answers none of {len(rows):,} rows"
-            raise DataError(where, found, expected="answers in the validation and the test part")
-        figures = self._kind.quality({key: values[known] for key, values in answers.items()}, rows[known])
-        return {**figures, ANSWERED: share}
-
     def over(self, table: pa.Table, rows: Index) -> Self:
         task = copy.copy(self)
         task._kind = self._kind.take(rows)
@@ -206,20 +133,6 @@ class TabularTask(Task):
         task._data = network_inputs(complete, self.material.student_inputs, len(rows))
         task._numbers, task._places = map(torch.from_numpy, self._prepare(task._data))
         return task
-
-    def score(self, answers: Answers, rows: Index, _teacher: Answers) -> float:
-        return self._kind.score(answers, rows)
-
-    def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        if ANSWERED in teacher:
-            known = teacher[ANSWERED] > 0
-            student, teacher = ({key: values[known] for key, values in each.items()} for each in (student, teacher))
-        return self._kind.agreement(student, teacher)
-
-    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
-        lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
-        return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}
 
     def model(self, student: nn.Module) -> ModelProto:
         assert isinstance(student, Student)  # noqa: S101 - created by `student`
@@ -262,9 +175,6 @@ class TabularTask(Task):
         assert isinstance(student, Student)  # noqa: S101 - created by `student`
         expected = {student.answer.name: student.answer.from_scores(student.logits(data))}
         return Case(feeds(self._fed, raw), expected, plain(raw, self._fed), core_feeds(*self._prepare(data)))
-
-    def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        return {self._kind.key: self._answer.to_scores(run(self.feeds(rows))[self._answer.name])}
 
     def shipped(self, _teacher: OutputCache) -> Mapping[str, tuple[bytes, str]]:
         learned = msgspec.json.encode(self._prepare.preparation) + b"\n"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_TOKENIZER = ("tokenizer*.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt", "*.model")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 _OF_LAYERS = re.compile(r"(hidden|attentions)(?:\.(\d+))?")
 
@@ -137,7 +138,7 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
     except ImportError as error:
         found, remedy = f"transformers cannot be loaded: {error}", "pip install 'isthmus[text]'"
         raise DependencyError(f"teacher {source}", found, remedy=remedy, passes=False) from error
-    folder = Path(source) if Path(source).is_dir() else _downloaded(str(source), revision, offline=offline)
+    folder = Path(source) if Path(source).is_dir() else model_folder(str(source), revision, offline=offline)
     where = f"teacher {source}"
     config = _configuration(folder, where)
     architecture = config["architectures"][0]
@@ -167,11 +168,16 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
     return PretrainedTeacher(model.to(device), keys, pooling=pooling, labels=labels, name=str(source))
 
 
-def _downloaded(name: str, revision: str | None, *, offline: bool) -> Path:
+def model_folder(name: str, revision: str | None, *, offline: bool = False) -> Path:
+    """Return the folder of a repository on the Hugging Face hub, after downloading what the local cache lacks.
+
+    Downloads the configuration, safetensors and the files of the tokenizer. With `offline`, only looks in the cache.
+    Raises a DependencyError if the repository cannot be downloaded.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    patterns = ["config.json", _WEIGHTS, _INDEX, "model-*.safetensors"]
+    patterns = ["config.json", _WEIGHTS, _INDEX, "model-*.safetensors", *_TOKENIZER]
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=offline, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:

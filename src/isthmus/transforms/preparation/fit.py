@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from isthmus.transforms.preparation.steps import Embed, Hashed, OneHot, Ordinal, Step, Text, described, restored
+from isthmus.transforms.preparation.steps import Embed, Encoding, Hashed, OneHot, Ordinal, Step, described, restored
 
 if TYPE_CHECKING:
     import onnx
@@ -46,8 +46,8 @@ class FittedText(msgspec.Struct, frozen=True):
     places: dict[str, int]
 
     @property
-    def text(self) -> Text:
-        text: Text = restored(self.how)
+    def text(self) -> Encoding:
+        text: Encoding = restored(self.how)
         return text
 
     @property
@@ -80,7 +80,7 @@ class Preparation(msgspec.Struct, frozen=True):
         }
 
 
-def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
+def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Encoding]) -> Preparation:
     """Learn the parameters of the steps before a student's network from training rows, by queries on the engine.
 
     `numbers` has the steps of each numeric column, such as Clip and Standardize, and `texts` the encoding of each text
@@ -173,7 +173,7 @@ def _collected(rows: "DataFrame", aggregates: "Mapping[str, Sequence[Column]]") 
     return results
 
 
-def _places(rows: "DataFrame", name: str, text: Text) -> dict[str, int]:
+def _places(rows: "DataFrame", name: str, text: Encoding) -> dict[str, int]:
     from pyspark.sql import functions
 
     if isinstance(text, Ordinal):

@@ -146,16 +146,16 @@ class Hashed(Words):
     width: int = WIDTH
 
 
-Text = Embed | OneHot | Ordinal | Hashed
+Encoding = Embed | OneHot | Ordinal | Hashed
 
-_KINDS: dict[str, type[Step | Text]] = {
+_KINDS: dict[str, type[Step | Encoding]] = {
     kind.__name__: kind for kind in (Log1p, Clip, Impute, Standardize, Embed, OneHot, Ordinal, Hashed)
 }
 _GREATEST = 3.4028234663852886e38
 """Greatest finite float32."""
 
 
-def described(step: Step | Text) -> dict[str, Any]:
+def described(step: Step | Encoding) -> dict[str, Any]:
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(step).items()}
     return {"step": type(step).__name__, **settings}
 

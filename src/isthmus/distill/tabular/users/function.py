@@ -74,7 +74,7 @@ class FunctionSource(PredictionSource):
     @cached_property
     def _categories(self) -> Mapping[str, Array]:
         """The texts of each feature in the training part, sorted: the categories of its column."""
-        texts = [item.name for item in self._rows.inputs if item.is_category]
+        texts = [item.name for item in self._rows.inputs if item.is_category and item.name not in self._rows.texts]
         known = {name: pc.unique(self._rows.table[name].take(self._rows.train)).drop_null() for name in texts}
         return {name: np.sort(values.to_numpy(zero_copy_only=False)) for name, values in known.items()}
 
@@ -87,7 +87,8 @@ class FunctionSource(PredictionSource):
             if item.is_category:
                 texts = values.data.astype(object)
                 texts[~values.valid] = None
-                frame[item.name] = pd.Categorical(texts, categories=self._categories[item.name])
+                known = self._categories.get(item.name)
+                frame[item.name] = texts if known is None else pd.Categorical(texts, categories=known)
             else:
                 frame[item.name] = np.where(values.valid, values.data.astype(np.float64), np.nan)
         return pd.DataFrame(frame)

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ class TeacherRows(NamedTuple):
         root: folder of the project, to which paths are relative.
         threads: threads that a model may use.
         numeric: True for a Number or a Rank: a model gives values, not probabilities.
+        texts: names of features that are texts; other Strings are categories.
     """
 
     table: pa.Table
@@ -44,6 +45,7 @@ class TeacherRows(NamedTuple):
     root: Path
     threads: int
     numeric: bool
+    texts: Collection[str] = ()
 
     def columns(self, rows: Index) -> Columns:
         return columns(self.table.take(rows), self.inputs)

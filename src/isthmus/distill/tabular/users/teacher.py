@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.distill.language.teachers import DeclaredTeacher, Onnx, TeacherFunction
+from isthmus.distill.language.teachers import DeclaredTeacher, Onnx, Pretrained, TeacherFunction
 from isthmus.distill.tabular.users.function import FunctionSource
 from isthmus.distill.tabular.users.onnx import OnnxSource
 from isthmus.distill.tabular.users.prediction import ANSWERED, Convert, logits, probabilities
+from isthmus.distill.tabular.users.pretrained import PretrainedSource
 from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows
 from isthmus.distill.tabular.users.stored import StoredSource
 from isthmus.distill.tasks.samples import Columns
@@ -106,4 +107,6 @@ def sources(
 def _source(declared: DeclaredTeacher, rows: TeacherRows) -> PredictionSource:
     if isinstance(declared, TeacherFunction):
         return FunctionSource(declared, rows)
+    if isinstance(declared, Pretrained):
+        return PretrainedSource(declared, rows)
     return OnnxSource(declared, rows) if isinstance(declared, Onnx) else StoredSource(declared, rows)

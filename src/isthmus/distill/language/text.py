@@ -1,0 +1,159 @@
+"""The declaration of a text model: a large model teaches a small one to classify texts or to predict a number."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from isthmus.distill.labels import Calibration, Classes, Label, Rank
+from isthmus.distill.language.teachers import (
+    FUNCTION,
+    DeclaredTeacher,
+    teacher_problems,
+    teachers,
+)
+from isthmus.distill.settings import failed_checks
+from isthmus.features.definition.failure import type_problems
+from isthmus.features.definition.spec import Spine
+from isthmus.features.errors import Problem
+
+MEASURED = ("lift_kept", "texts_cut")
+"""Figures that a `Text` adds: the gain kept, and the share of test texts that are longer than the student reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bag:
+    """A student that averages a vector per token and applies a linear layer; it ignores the order of the words.
+
+    Attributes:
+        vocabulary: tokens, at most; rare words are split into characters.
+        width: numbers in a token's vector.
+    """
+
+    vocabulary: int = 10_000
+    width: int = 48
+
+    def problems(self, where: str) -> list[Problem]:
+        return type_problems(self, f"{where}: ") or failed_checks(self, where, _sizes(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """A student that is a small transformer encoder (as BERT, Devlin et al., 2018, arXiv:1810.04805).
+
+    Attributes:
+        layers: transformer layers.
+        width: numbers in the vector of a token; a multiple of `heads`.
+        heads: attention heads of each layer.
+        inner: units of the feed-forward part of each layer.
+        rank: numbers in a token's embedding, which a linear layer maps to `width` (ALBERT, Lan et al., 2019,
+            arXiv:1909.11942). None for `width` numbers and no such layer.
+        vocabulary: tokens, at most; rare words are split into characters.
+    """
+
+    layers: int = 2
+    width: int = 128
+    heads: int = 4
+    inner: int = 256
+    rank: int | None = None
+    vocabulary: int = 8000
+
+    def problems(self, where: str) -> list[Problem]:
+        if wrong := type_problems(self, f"{where}: ") or failed_checks(self, where, _sizes(self)):
+            return wrong
+        return failed_checks(self, where, [("width", self.width % self.heads == 0, f"a multiple of {self.heads}")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Predict the label of a text: a large model teaches a small one that a device can run.
+
+    The student has a tokenizer of its own, whose vocabulary consists of the most frequent words of the training part.
+    Lower and upper case are the same to it.
+
+    Attributes:
+        teacher: a `Pretrained`, "module:function" or a `TeacherFunction`, a `TeacherOutputs`, an `Onnx`, or a list of
+            these and of pairs (teacher, weight), whose weighted mean teaches.
+        predicts: the kind of label: `Classes`, `Binary` or `Number`.
+        column: input that holds the text; None for the student's only input.
+        student: a `Bag`, an `Encoder`, or "module:function". The function takes the size of the vocabulary and the
+            number of outputs n, and returns a torch module. The module maps `input_ids` and `attention_mask`, int64
+            (rows, tokens), to float32 (rows, n).
+        vocabulary: tokens, at most, for a student that is a function.
+        tokens: tokens of a text that the student reads; the rest is cut off and counted.
+        dropout: share of units dropped in a training step.
+        temperature: temperature of the distillation loss; higher values soften the teacher's probabilities.
+        soft_weight: weight of the teacher's term in the loss; the label term gets 1 - soft_weight.
+        calibration: calibration of the student's probabilities: `Temperature`, `Isotonic` or None.
+    """
+
+    teacher: "DeclaredTeacher | str | list[DeclaredTeacher | str | tuple[DeclaredTeacher | str, float]]"
+    predicts: Label = field(default_factory=Classes)
+    column: str | None = None
+    student: Bag | Encoder | str = Bag()
+    vocabulary: int = 8000
+    tokens: int = 128
+    dropout: float = 0.1
+    temperature: float = 2.0
+    soft_weight: float = 0.7
+    calibration: Calibration | None = None
+
+    @property
+    def label(self) -> Label:
+        return self.predicts
+
+    measured = MEASURED
+
+    @property
+    def size(self) -> int:
+        """Largest number of tokens in the student's vocabulary."""
+        return self.vocabulary if isinstance(self.student, str) else self.student.vocabulary
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        named = [teacher.function for teacher, _ in teachers(self.teacher) if hasattr(teacher, "function")]
+        return (*named, *([self.student] if isinstance(self.student, str) else []))
+
+    def identity(self) -> dict[str, Any]:
+        """Return every attribute that changes a student but not its teacher, whose outputs have their own identity."""
+        values = {name: value for name, value in vars(self).items() if name != "teacher"}
+        kinds = {name: value for name in ("predicts", "calibration", "student") if (value := values.pop(name))}
+        named = {name: value if isinstance(value, str) else _named(value) for name, value in kinds.items()}
+        return {**values, **named}
+
+    def problems(self, where: str) -> list[Problem]:
+        if wrong := type_problems(self, f"{where}: ", ("predicts", "teacher", "calibration", "student")):
+            return wrong
+        function = isinstance(self.student, str) and bool(FUNCTION.fullmatch(self.student))
+        label = isinstance(self.predicts, Label) and not isinstance(self.predicts, Rank)
+        known = isinstance(self.calibration, Calibration) and isinstance(self.predicts, self.calibration.labels)
+        checks = [
+            ("predicts", label, "Classes, Binary or Number"),
+            ("student", isinstance(self.student, Bag | Encoder) or function, 'a Bag, an Encoder or "module:function"'),
+            ("vocabulary", self.vocabulary >= 100, "at least 100"),
+            ("tokens", self.tokens >= 1, "at least 1"),
+            ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
+            ("temperature", 0 < self.temperature < math.inf, "more than 0"),
+            ("soft_weight", 0 < self.soft_weight < 1, "more than 0, less than 1: the control learns from labels alone"),
+            ("calibration", self.calibration is None or known, f"None, or a calibration for {self.predicts}"),
+        ]
+        problems = failed_checks(self, where, checks)
+        if self.teacher is None:
+            problems.append(Problem(f"{where}: teacher", "None", 'a teacher, such as Pretrained("models/large")'))
+        problems += teacher_problems(self.teacher, f"{where}: teacher")
+        if isinstance(self.student, Bag | Encoder):
+            problems += self.student.problems(f"{where}: student")
+        return problems + (self.predicts.problems(f"{where}: predicts") if label else [])
+
+    def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
+        """Return a problem if the label column of the spine has a type that the kind of label cannot be."""
+        return self.predicts.spine_problems(where, spine) if isinstance(self.predicts, Label) else []
+
+
+def _sizes(student: Bag | Encoder) -> list[tuple[str, bool, str]]:
+    least = {"vocabulary": 100}
+    sizes = {name: value for name, value in asdict(student).items() if value is not None}
+    return [(name, value >= least.get(name, 1), f"at least {least.get(name, 1)}") for name, value in sizes.items()]
+
+
+def _named(value: Any) -> dict[str, Any]:
+    return {"kind": type(value).__name__, **asdict(value)}

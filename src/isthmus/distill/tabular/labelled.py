@@ -1,0 +1,122 @@
+"""The base of tasks that predict a label: what they share, whether the input is a row of features or a text."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from isthmus.distill.declaration import Tabular
+from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
+from isthmus.distill.language.teachers import DeclaredTeacher, TeacherFunction, teachers
+from isthmus.distill.losses.objective import Objective
+from isthmus.distill.tabular.answers import StudentOutput
+from isthmus.distill.tabular.kinds.binary import BinaryLabels
+from isthmus.distill.tabular.kinds.classes import ClassLabels
+from isthmus.distill.tabular.kinds.kind import Kind
+from isthmus.distill.tabular.kinds.number import NumberLabels
+from isthmus.distill.tabular.kinds.rank import RankLabels
+from isthmus.distill.tabular.student import UNCALIBRATED
+from isthmus.distill.tabular.users.prediction import ANSWERED
+from isthmus.distill.tabular.users.sources import TeacherRows
+from isthmus.distill.tabular.users.teacher import UserTeacher, sources
+from isthmus.distill.tasks.answers import student_answers
+from isthmus.distill.tasks.task import Material, Task
+from isthmus.distill.types import Answers, Array, Index
+from isthmus.features.errors import DataError
+from isthmus.package.inputs import Feeds
+
+KINDS: Mapping[type[Label], type[Kind]] = {
+    Binary: BinaryLabels, Classes: ClassLabels, Number: NumberLabels, Rank: RankLabels,
+}  # fmt: skip
+
+
+class LabelTask(Task):
+    """Predicts the label of the spine. `Kind` has everything that depends on the kind of label."""
+
+    declared: Tabular
+    texts: Collection[str] = ()
+    """Features that a user's function gets as texts, not as categories."""
+
+    def __init__(self, material: Material, declared: Tabular) -> None:
+        super().__init__(material)
+        self.declared = declared
+        self._kind = KINDS[type(declared.label)](material.table, material.label, material.parts, declared)
+        self.metric, self.more, self.keys = self._kind.metric, self._kind.more, (self._kind.key,)
+        self.classes, self.pipeline = self._kind.classes, self._kind.pipeline
+        self.tolerance, self.rounding = self._kind.tolerance, self._kind.rounding
+        if any(isinstance(teacher, TeacherFunction) for teacher, _ in teachers(declared.teacher)):
+            self.at_once = 8192  # a call that fails loses no more
+        self._answer = self._kind.answer()
+
+    def _user_teacher(self, declared: Sequence[tuple[DeclaredTeacher, float]]) -> UserTeacher:
+        material = self.material
+        rows = TeacherRows(
+            material.table, material.teacher_inputs, material.parts.train, self._kind.fitted_labels(), self.classes,
+            self._recipe(), material.declaration.spine, material.root, material.profile.threads,
+            numeric=isinstance(self.declared.label, Number | Rank), texts=self.texts,
+        )  # fmt: skip
+        return UserTeacher(
+            sources(declared, rows), self._kind.key, rows, convert=self._kind.teacher_scores, classes=self.classes,
+            abstains=any(teacher.missing == "labels" for teacher, _ in declared),
+        )  # fmt: skip
+
+    def _recipe(self) -> dict[str, Any]:
+        label = self.declared.label
+        return {
+            "training_set": self.material.training_set,
+            "label": self.material.label,
+            "split": list(self.material.declaration.split),
+            # Leave this out for binary labels, so that their cached outputs stay valid.
+            **({} if isinstance(label, Binary) else {"kind": type(label).__name__, **self._kind.recipe}),
+        }
+
+    def identities(self) -> Array:
+        names = np.zeros((self.material.table.num_rows, 2), np.int64)
+        names[:, 1] = np.arange(len(names))
+        return names.view(np.uint8)
+
+    def asked(self, rows: Index) -> Any:
+        return rows
+
+    def groups(self, rows: Index) -> Index | None:
+        return None if self._kind.groups is None else self._kind.groups[rows]
+
+    def after_training(self, student: nn.Module) -> None:
+        assert isinstance(student.answer, StudentOutput)  # noqa: S101 - each student of these tasks has one
+        if (calibration := student.answer.calibration) is not None:
+            rows = self.material.parts.validation
+            raw = student_answers(self, student, rows, torch.device("cpu"))[UNCALIBRATED]
+            calibration.learn(raw, self._kind.values[rows])
+
+    def objective(self) -> Objective:
+        return self._kind.objective(self.declared)
+
+    def quality(self, answers: Answers, rows: Index, _teacher: Answers) -> dict[str, float]:
+        """Return metrics of a model; for a teacher that may abstain, of the rows that it answers, and their share."""
+        if ANSWERED not in answers:
+            return self._kind.quality(answers, rows)
+        known, share = answers[ANSWERED] > 0, float((answers[ANSWERED] > 0).mean())
+        if not known.any():
+            where, found = self.material.declaration.where, f"the teacher answers none of {len(rows):,} rows"
+            raise DataError(where, found, expected="answers in the validation and the test part")
+        figures = self._kind.quality({key: values[known] for key, values in answers.items()}, rows[known])
+        return {**figures, ANSWERED: share}
+
+    def score(self, answers: Answers, rows: Index, _teacher: Answers) -> float:
+        return self._kind.score(answers, rows)
+
+    def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
+        if ANSWERED in teacher:
+            known = teacher[ANSWERED] > 0
+            student, teacher = ({key: values[known] for key, values in each.items()} for each in (student, teacher))
+        return self._kind.agreement(student, teacher)
+
+    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
+        lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
+        return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}
+
+    def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
+        return {self._kind.key: self._answer.to_scores(run(self.feeds(rows))[self._answer.name])}
