@@ -10,6 +10,7 @@ from torch import nn
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.language.teachers import DeclaredTeacher, TeacherFunction, teachers
+from isthmus.distill.language.text import Text
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.tabular.answers import StudentOutput
 from isthmus.distill.tabular.kinds.binary import BinaryLabels
@@ -35,11 +36,11 @@ KINDS: Mapping[type[Label], type[Kind]] = {
 class LabelTask(Task):
     """Predicts the label of the spine. `Kind` has everything that depends on the kind of label."""
 
-    declared: Tabular
+    declared: Tabular | Text
     texts: Collection[str] = ()
     """Features that a user's function gets as texts, not as categories."""
 
-    def __init__(self, material: Material, declared: Tabular) -> None:
+    def __init__(self, material: Material, declared: Tabular | Text) -> None:
         super().__init__(material)
         self.declared = declared
         self._kind = KINDS[type(declared.label)](material.table, material.label, material.parts, declared)

@@ -58,6 +58,8 @@ class TabularTask(LabelTask):
     form = OutputFormat("float32")
     """Half precision would make ties of different scores."""
 
+    declared: Tabular
+
     def __init__(self, material: Material) -> None:
         declared = material.declaration.task
         assert isinstance(declared, Tabular)  # noqa: S101 - only a Tabular selects this task

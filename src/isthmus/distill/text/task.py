@@ -50,6 +50,8 @@ class TextTask(LabelTask):
     form = OutputFormat("float32")
     padded = ("P",)
 
+    declared: Text
+
     def __init__(self, material: Material) -> None:
         declared = material.declaration.task
         assert isinstance(declared, Text)  # noqa: S101 - only a Text selects this task

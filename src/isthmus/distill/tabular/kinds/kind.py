@@ -13,6 +13,7 @@ from torch import Tensor
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.evaluation.metrics import agreement
 from isthmus.distill.language.teachers import abstains
+from isthmus.distill.language.text import Text
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.tabular.answers import StudentOutput
 from isthmus.distill.tabular.teacher import Learner
@@ -23,7 +24,7 @@ from isthmus.features.values.columns import Values
 from isthmus.package.manifest import ROUNDING
 
 
-def taught_term(loss: Callable[..., Tensor], weight: float, declared: Tabular, **arguments: str) -> Term:
+def taught_term(loss: Callable[..., Tensor], weight: float, declared: Tabular | Text, **arguments: str) -> Term:
     """Return a term that learns from the teacher, only from the rows that it answers if the declaration allows gaps."""
     if not abstains(declared.teacher):
         return Term(loss, weight, **arguments)
@@ -66,7 +67,7 @@ class Kind(ABC):
     classes: Sequence[str] | None = None
 
     @abstractmethod
-    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
+    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular | Text) -> None:
         """Read the label column; raise a DataError if a value does not fit, or a part has too few distinct labels."""
 
     @abstractmethod
@@ -74,7 +75,7 @@ class Kind(ABC):
         """Create an output layer for a new student, suited to this kind of label."""
 
     @abstractmethod
-    def objective(self, declared: Tabular) -> Objective: ...
+    def objective(self, declared: Tabular | Text) -> Objective: ...
 
     @abstractmethod
     def teacher_scores(self, prediction: Prediction, where: str) -> Array:
@@ -87,7 +88,7 @@ class Kind(ABC):
         """Return the labels, (n,), to which a user's teacher is fitted."""
         return self.values
 
-    def _taught(self, hard: Callable[..., Tensor], soft: Callable[..., Tensor], declared: Tabular) -> Objective:
+    def _taught(self, hard: Callable[..., Tensor], soft: Callable[..., Tensor], declared: Tabular | Text) -> Objective:
         """Return an objective with labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
         softened, weight = partial(soft, temperature=declared.temperature), declared.soft_weight
         return Objective({

@@ -9,6 +9,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.evaluation.metrics import correlation, mae, r2, rmse
 from isthmus.distill.labels import Number
+from isthmus.distill.language.text import Text
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.regression import absolute_errors, squared_errors
 from isthmus.distill.tabular.answers import NumberOutput
@@ -34,7 +35,7 @@ class NumberLabels(Kind):
     more = False
     pipeline = "tabular-regression"
 
-    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
+    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular | Text) -> None:
         assert isinstance(declared.label, Number)  # noqa: S101 - a Number selects this kind
         self.values, train = _numbers(table, label), parts.train
         known = self.values[train]
@@ -58,7 +59,7 @@ class NumberLabels(Kind):
     def answer(self) -> NumberOutput:
         return NumberOutput("value", *self._bounds, self._scale, self._mean)
 
-    def objective(self, declared: Tabular) -> Objective:
+    def objective(self, declared: Tabular | Text) -> Objective:
         loss, weight = absolute_errors if self._absolute else squared_errors, declared.soft_weight
         return Objective({
             "labels": Term(loss, 1 - weight, student="student.value", wanted="labels"),
