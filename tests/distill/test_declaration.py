@@ -25,7 +25,7 @@ def test_all_wrong_values_are_reported_at_once() -> None:
         learning_rate=float("nan"),
         weight_decay=-1,
         temperature=0,
-        soft_weight=1.0,
+        soft_weight=1.5,
         split=(0.5, 0.5, 0.5),
         seeds=0,
         seed=-1,

@@ -73,7 +73,8 @@ class Tabular:
         hidden: widths of the student's hidden layers, first to last.
         dropout: share of hidden units dropped in a training step.
         temperature: temperature of the distillation loss; higher values soften the teacher's probabilities.
-        soft_weight: weight of the teacher's term in the loss; the label term gets 1 - soft_weight.
+        soft_weight: weight of the teacher's term in the loss; the label term gets 1 - soft_weight. With 1, the student
+            learns from the teacher alone, and the control from the labels.
         teacher_rounds: number of trees in the gradient boosting.
         teacher_learning_rate: weight of each tree.
         preparation: maps an input, or a pattern of inputs with * and ?, to the steps of a number or the encoding of a
@@ -143,13 +144,16 @@ class Tabular:
             ("hidden", all(width >= 1 for width in self.hidden), "widths of at least 1"),
             ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
             ("temperature", 0 < self.temperature < math.inf, "more than 0"),
-            ("soft_weight", 0 < self.soft_weight < 1, "more than 0, less than 1: the control learns from labels alone"),
+            ("soft_weight", 0 < self.soft_weight <= 1, "more than 0, at most 1"),
             ("teacher_rounds", self.teacher_rounds >= 1, "at least 1"),
             ("teacher_learning_rate", 0 < self.teacher_learning_rate <= 1, "more than 0, at most 1"),
         ]
         taught = teacher_problems(self.teacher, f"{where}: teacher")
         if not taught and isinstance(self.label, Rank) and abstains(self.teacher):
             expected = '"refuse": a Rank is learned from whole groups of answers'
+            taught = [Problem(f"{where}: teacher: missing", '"labels"', expected)]
+        if not taught and self.soft_weight == 1 and abstains(self.teacher):
+            expected = '"refuse", or a soft_weight below 1: with 1, the student does not learn from labels'
             taught = [Problem(f"{where}: teacher: missing", '"labels"', expected)]
         if not isinstance(self.label, Label):
             checks.append(("label", False, "Binary, Classes, Number or Rank"))

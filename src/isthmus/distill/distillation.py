@@ -98,7 +98,7 @@ def distill(
     with opened:  # saves the teacher's outputs even on an error
         rehearse(task, teacher, opened, settings, stages.note)
         outputs, costs = _complete(task, teacher, opened, cache, stages)
-    require_measured(task, outputs["teacher"], costs["teacher"], outputs.keys() - {"teacher"})
+    require_measured(task, outputs["teacher"], outputs.keys() - {"teacher"})
     settings = replace(settings, gate=f"validation_{task.metric}", best="max" if task.more else "min")
     trainings.begin(again=again)
     trained = _train(task, outputs["teacher"], settings, trainings, stages)

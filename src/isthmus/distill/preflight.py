@@ -20,7 +20,7 @@ from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.training.groups import group_problems
 from isthmus.distill.training.studentrun import TeacherBatches
-from isthmus.distill.training.teacheroutputs import TeacherCost, most_parameters, remaining_calls
+from isthmus.distill.training.teacheroutputs import remaining_calls
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
 from isthmus.package.featurizer.form import HEAD
 
@@ -74,9 +74,13 @@ def rehearse(
         note(f"teacher {teacher.name} runs in {calls}")
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)
+    if unlabeled := len(task.material.parts.train) - len(task.labeled(task.material.parts.train)):
+        total = len(task.material.parts.train)
+        note(f"{unlabeled:,} of {total:,} training rows have no label: they are learned from the teacher alone")
     if outputs.missing and objective.asks_teacher and (size := teacher.size()) is not None:
-        for text in _require_smaller(student, most_parameters(*size), where):
-            note(text)
+        weights = sum(each.numel() for each in student.parameters())
+        if weights >= size[0]:
+            note(f"the student is not smaller than its teacher: {weights:,} and {size[0]:,} weights")
     rows = task.material.parts.validation[:1]
     require_steady(task, student.eval(), task.material.parts.validation[:STEADY])
     model = student_graph(task, student)
@@ -98,19 +102,16 @@ def rehearse(
                 note(f"the package will have no model for {runtime.program.libraries.runtime}: {error}")
 
 
-def require_measured(task: Task, outputs: OutputCache, cost: TeacherCost, references: Collection[str]) -> None:
+def require_measured(task: Task, outputs: OutputCache, references: Collection[str]) -> None:
     """Check before training that the report will have the task's metric, and every figure that a gate names.
 
     Checks figures of a model, such as "student.auc". Runs an untrained student on the validation rows. `outputs` must
-    have the teacher's outputs for these rows. `cost` has the teacher's size. `references` has the names of the other
-    models in the report. Raise a ConfigurationError if a name is unknown, or if the student has more parameters than
-    the teacher.
+    have the teacher's outputs for these rows. `references` has the names of the other models in the report. Raise a
+    ConfigurationError if a name is unknown.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):
-        student, objective = task.student().eval(), task.objective()
-    if cost.most_parameters is not None and objective.asks_teacher:
-        _require_smaller(student, cost.most_parameters, where)
+        student = task.student().eval()
     theirs = outputs.float32(rows)
     ours = student_answers(task, student, rows, torch.device("cpu"))
     quality = {*task.quality(theirs, rows, theirs), *task.quality(ours, rows, theirs)}
@@ -167,14 +168,3 @@ def _first_step(
                 raise
             problem = Problem("student and loss", f"raise {type(error).__name__}: {error}".rstrip("."))
             raise ConfigurationError(place, [problem], remedy=remedy) from error
-
-
-def _require_smaller(student: nn.Module, teacher: int, where: str) -> list[str]:
-    size = sum(weights.numel() for weights in student.parameters())
-    if size > teacher:
-        raise ConfigurationError(
-            f"{where}: student",
-            [Problem("its parameters", f"{size:,}", f"at most the teacher's {teacher:,}")],
-            remedy="make the student smaller than its teacher",
-        )
-    return [f"the student has as many parameters as its teacher ({size:,})"] if size == teacher else []

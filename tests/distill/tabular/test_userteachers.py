@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -15,8 +16,11 @@ from onnx import TensorProto, helper
 
 from isthmus.distill.distillation import distill
 from isthmus.distill.language.teachers import Onnx, TeacherFunction, TeacherOutputs
+from isthmus.distill.reports.modelcard import model_card
+from isthmus.distill.restore import restore
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tabular.users.prediction import Prediction, binary_scores, class_scores
+from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
@@ -245,6 +249,25 @@ def test_outputs_for_half_the_rows_are_refused_or_learned_from_labels(unique: pa
     assert found["models"]["teacher"]["quality"]["answered"] == pytest.approx(share)
 
 
+def test_the_closed_gap_is_of_the_rows_that_the_teacher_answers(unique: pa.Table, tmp_path: Path) -> None:
+    teacher = stored(tmp_path, unique, probabilities=probabilities(unique)[: len(unique) * 9 // 10])
+    of = made(unique, tmp_path, teacher=replace(teacher, missing="labels"), seeds=1)
+    found = report(of, tmp_path)
+    task, test = TabularTask(of), of.parts.test
+    rows = test[test < len(unique) * 9 // 10]
+    assert 0 < len(rows) < len(test)
+    auc = {"teacher": task.score(task.teacher().ask(rows), rows, {})}  # type: ignore[arg-type]
+    for name in ("student", "control"):
+        restored = restore(of, tmp_path / "models" / found["id"], name)
+        answers = student_answers(restored.task, restored.student, rows, torch.device("cpu"))
+        auc[name] = task.score(answers, rows, {})
+    wanted = (auc["student"] - auc["control"]) / (auc["teacher"] - auc["control"])
+    assert found["gap_closed"]["value"] == pytest.approx(wanted)
+    quality = {name: found["models"][name]["quality"]["auc"] for name in auc}
+    assert found["taught"]["value"] == pytest.approx(quality["student"] - quality["control"])
+    assert quality["student"] != auc["student"], "quality is of all rows"
+
+
 def test_rows_without_an_answer_do_not_teach(unique: pa.Table, tmp_path: Path) -> None:
     """Null and NaN are no answers, and the loss does not depend on what stands in their place."""
     wanted, gaps = probabilities(unique), np.arange(len(unique)) % 3 == 0
@@ -454,3 +477,89 @@ def test_one_or_two_columns_mean_the_same(numbers: list[float], twice: bool) -> 
     shares = np.stack([1 - second, second], 1) if twice else second
     found = binary_scores(Prediction("probabilities", shares), "teacher")
     assert 1 / (1 + np.exp(-found)) == pytest.approx(second, abs=1e-6)
+
+
+# --- rows without a label, and students that learn from the teacher alone
+
+
+def unlabeled(table: pa.Table, share: float) -> pa.Table:
+    """The table with a share of the labels null, in all parts."""
+    gone = np.random.default_rng(5).random(len(table)) < share
+    late = pa.array(table["late"].to_pylist(), table["late"].type, mask=gone)
+    return table.set_column(table.column_names.index("late"), "late", late)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("binary", "service"), ("classes", "fitted"), ("number", "fitted_numbers")])
+def test_rows_without_a_label_are_learned_from_the_teacher(tmp_path: Path, kind: str, name: str) -> None:
+    table, notes = unlabeled(labelled(kind), 0.8), list[str]()
+    of = made(table, tmp_path, kind, teacher=f"{HERE}:{name}", seeds=1)
+    found, known = report(of, tmp_path, notes), pc.is_valid(table["late"]).to_numpy()
+    whole = made(labelled(kind), tmp_path, kind).parts
+    rows = {part: int(known[getattr(whole, part)].sum()) for part in ("train", "validation", "test")}
+    assert found["rows"] == {**rows, "train": len(whole.train), "unlabeled": len(whole.train) - rows["train"]}
+    said = f"{len(whole.train) - rows['train']:,} of {len(whole.train):,} training rows have no label"
+    assert any(note.startswith(said) for note in notes)
+    assert said.replace("of ", "of the ") in model_card(found)
+    student, control = (run["steps"] for run in found["runs"])
+    assert student == control
+    metric, more = TabularTask(of).metric, TabularTask(of).more
+    taught, alone = (found["models"][model]["quality"][metric] for model in ("student", "control"))
+    assert (taught > alone) == more
+
+
+def test_the_control_and_the_fit_see_labeled_rows_only(table: pa.Table, tmp_path: Path) -> None:
+    """The inputs of rows without a label change neither the control nor a fitted teacher."""
+    some = unlabeled(table, 0.5)
+    gone = pc.is_null(some["late"])
+    other = some.set_column(
+        some.column_names.index("secret"), "secret", pc.if_else(gone, pc.add(some["secret"], 9), some["secret"])
+    )
+    tasks = [TabularTask(made(each, tmp_path, teacher=f"{HERE}:fitted")) for each in (some, other)]
+    rows = np.flatnonzero(~gone.to_numpy())[:100]
+    one, two = (task.teacher().ask(rows)["logits"].numpy() for task in tasks)
+    np.testing.assert_array_equal(one, two)
+    task, batch = tasks[0], tasks[0].batch(torch.arange(40))
+    alone, student = task.objective().without_teacher(), torch.linspace(-1, 1, 40)
+    assert alone is not None
+    assert batch.labels is not None
+    known = batch.labels.isfinite()
+    assert 0 < int(known.sum()) < 40
+    moved = torch.where(known, student, student + 3)
+    losses = [float(alone({"logits": each}, {}, batch.labels, 0.5)[0]) for each in (student, moved)]
+    assert losses[0] == losses[1]
+
+
+def test_rows_without_a_label_need_a_teacher_of_ones_own(table: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"column late: \d+ nulls; expected a value in every row"):
+        TabularTask(made(unlabeled(table, 0.1), tmp_path))
+    with pytest.raises(DataError, match=r"column late: \d+ nulls"):
+        TabularTask(made(unlabeled(labelled("rank"), 0.1), tmp_path, "rank", teacher=f"{HERE}:fitted_numbers"))
+
+
+def test_a_part_without_any_label_is_refused(table: pa.Table, tmp_path: Path) -> None:
+    for part, problem in (("test", "test part: no row with a label"), ("train", "null in all rows of the train part")):
+        rows = getattr(made(table, tmp_path).parts, part)
+        gone = np.isin(np.arange(len(table)), rows)
+        late = pa.array(table["late"].to_pylist(), pa.int64(), mask=gone)
+        some = table.set_column(table.column_names.index("late"), "late", late)
+        with pytest.raises(DataError, match=problem):
+            TabularTask(made(some, tmp_path, teacher=f"{HERE}:service"))
+
+
+def test_a_student_learns_from_the_teacher_alone_and_its_control_from_labels(table: pa.Table, tmp_path: Path) -> None:
+    found = report(made(table, tmp_path, soft_weight=1.0, seeds=1), tmp_path)
+    terms = {run["model"]: {"soft", "labels"} & {*run["history"][-1]} for run in found["runs"]}
+    assert terms == {"student": {"soft"}, "control": {"labels"}}
+    assert found["gap_closed"] is not None
+    for kind in ("classes", "number", "rank"):
+        objective = TabularTask(made(labelled(kind), tmp_path, kind, soft_weight=1.0)).objective()
+        alone = objective.without_teacher()
+        assert [*objective.terms] == ["soft"]
+        assert alone is not None
+        assert [*alone.terms] == ["labels"]
+
+
+def test_labels_alone_do_not_teach_a_student_of_the_teacher_alone(table: pa.Table, tmp_path: Path) -> None:
+    teacher = TeacherFunction(f"{HERE}:abstains", missing="labels")
+    problems = made(table, tmp_path, teacher=teacher, soft_weight=1.0).declaration.problems()
+    assert "with 1, the student does not learn from labels" in "; ".join(map(str, problems))

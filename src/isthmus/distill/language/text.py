@@ -82,7 +82,8 @@ class Text:
         tokens: tokens of a text that the student reads; the rest is cut off and counted.
         dropout: share of units dropped in a training step.
         temperature: temperature of the distillation loss; higher values soften the teacher's probabilities.
-        soft_weight: weight of the teacher's term in the loss; the label term gets 1 - soft_weight.
+        soft_weight: weight of the teacher's term in the loss; the label term gets 1 - soft_weight. With 1, the student
+            learns from the teacher alone, and the control from the labels.
         calibration: calibration of the student's probabilities: `Temperature`, `Isotonic` or None.
     """
 
@@ -133,7 +134,7 @@ class Text:
             ("tokens", self.tokens >= 1, "at least 1"),
             ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
             ("temperature", 0 < self.temperature < math.inf, "more than 0"),
-            ("soft_weight", 0 < self.soft_weight < 1, "more than 0, less than 1: the control learns from labels alone"),
+            ("soft_weight", 0 < self.soft_weight <= 1, "more than 0, at most 1"),
             ("calibration", self.calibration is None or known, f"None, or a calibration for {self.predicts}"),
         ]
         problems = failed_checks(self, where, checks)

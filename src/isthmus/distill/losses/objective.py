@@ -148,19 +148,29 @@ class Objective(nn.Module):
         })
         total, terms = objective(student_outputs, teacher_outputs, labels, progress)
 
+    Args:
+        terms: losses by name.
+        control: losses that train the control (the student without the teacher); None for those of `terms` that do not
+            use the teacher. Needed if all of `terms` use the teacher.
+
     Raises:
-        ConfigurationError: there are no terms, or a name has a dot.
+        ConfigurationError: there are no terms, a name has a dot, or a loss of the control uses the teacher.
     """
 
-    def __init__(self, terms: Mapping[str, Term]) -> None:
+    def __init__(self, terms: Mapping[str, Term], control: Mapping[str, Term] | None = None) -> None:
         super().__init__()
         problems = [] if terms else [Problem("terms", "none", "at least one")]
         problems += [
             Problem(f"term {name!r}", "a dot in the name", "a name without a dot") for name in terms if "." in name
         ]
+        problems += [
+            Problem(f"term {name!r} of the control", "uses the teacher", "a loss of labels alone")
+            for name, term in (control or {}).items()
+            if term.asks_teacher
+        ]
         if problems:
             raise ConfigurationError("objective", problems)
-        self.terms = dict(terms)
+        self.terms, self._control = dict(terms), control
         for name, term in terms.items():
             # The prefix avoids clashes with torch's attributes.
             self.add_module(f"term {name}", term)
@@ -170,8 +180,8 @@ class Objective(nn.Module):
         return any(term.asks_teacher for term in self.terms.values())
 
     def without_teacher(self) -> "Objective | None":
-        """Return an objective of the losses that do not use the teacher, to train the control; None if all use it."""
-        terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
+        """Return the objective that trains the control; None if all losses use the teacher."""
+        terms = self._control or {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
 
     def require_weight(self, steps: int, where: str) -> None:

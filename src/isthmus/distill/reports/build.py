@@ -20,6 +20,7 @@ from isthmus.distill.evaluation.slices import worst_slices
 from isthmus.distill.export.candidate import Candidate
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.reports.report import (
+    UNLABELED,
     AtAge,
     ModelRecord,
     RunReport,
@@ -33,6 +34,7 @@ from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.split import PARTS
 from isthmus.distill.tasks.task import Task
+from isthmus.distill.teachers.teacher import ANSWERED
 from isthmus.distill.training.studentrun import StudentRun
 from isthmus.distill.training.teacheroutputs import TeacherCost
 from isthmus.distill.types import Answers, Index
@@ -87,6 +89,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
         DataError: an output of a model is not finite.
     """
     declared, parts = task.material.declaration, task.material.parts
+    unlabeled = len(parts.train) - len(task.labeled(parts.train))
     seeds = list(dict.fromkeys(seed for _, seed in trained))
     answers = _answers(task, trained, outputs)
     _require_finite(answers, parts.test, declared.where)
@@ -125,7 +128,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
             for (name, seed), pupil in trained.items()
             for state in (pupil.run.state,)
         ],
-        **_gain_over_control(task, measured, seeds),
+        **_gain_over_control(task, answers, measured, seeds),
         measures={**dict.fromkeys(task.measured), **task.measures(quality), **_age_cost(task, ages, quality)},
         agreement={
             name: task.agreement(answers[name, shipped], answers["teacher", None]) for name in PUPILS
@@ -133,7 +136,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
         slices=_slices(task, answers, shipped),
         age=None if declared.student.device is None else declared.student.device.age.total_seconds(),
         ages=ages,
-        rows={name: len(getattr(parts, name)) for name in PARTS},
+        rows={name: len(getattr(parts, name)) for name in PARTS} | ({UNLABELED: unlabeled} if unlabeled else {}),
         boundaries=parts.boundaries and [clock.moment(boundary).isoformat() for boundary in parts.boundaries],
         seconds={**seconds},
         paused={**paused},
@@ -168,15 +171,30 @@ def _require_finite(answers: Mapping[_Key, Answers], rows: Index, where: str) ->
 
 
 def _slices(task: Task, answers: Mapping[_Key, Answers], shipped: int) -> list[WorstSlice]:
-    test = task.material.parts.test
     keys: dict[str, _Key] = {"teacher": ("teacher", None), **{name: (name, shipped) for name in PUPILS}}
+    common = _answered(answers)
 
     def scores(places: Index) -> dict[str, float]:
-        rows = {key: {part: array[places] for part, array in answers[key].items()} for key in keys.values()}
-        return {name: task.score(rows[key], test[places], rows["teacher", None]) for name, key in keys.items()}
+        found = _scores(task, {key: answers[key] for key in keys.values()}, common[places])
+        return {name: found[key] for name, key in keys.items()}
 
-    worst = worst_slices(task.sliced(test), scores, least=LEAST_ROWS, higher_is_better=task.more)
+    sliced = task.sliced(task.material.parts.test[common])
+    worst = worst_slices(sliced, scores, least=LEAST_ROWS, higher_is_better=task.more)
     return [WorstSlice(**dataclasses.asdict(part)) for part in worst]
+
+
+def _answered(answers: Mapping[_Key, Answers]) -> Index:
+    """Return the test rows, by their place in the test part, that the teacher answers."""
+    theirs = answers["teacher", None]
+    known = theirs.get(ANSWERED, np.ones(len(next(iter(theirs.values())))))
+    return np.flatnonzero(known.reshape(len(known), -1).any(1))
+
+
+def _scores(task: Task, answers: Mapping[_Key, Answers], places: Index) -> dict[_Key, float]:
+    """Return the task's metric of each model on some test rows, given by their place in the test part."""
+    rows = {key: {part: array[places] for part, array in values.items()} for key, values in answers.items()}
+    numbers, theirs = task.material.parts.test[places], rows["teacher", None]
+    return {key: task.score(values, numbers, theirs) for key, values in rows.items()}
 
 
 def _ages(task: Task, students: Mapping[int, nn.Module]) -> list[AtAge]:
@@ -202,19 +220,23 @@ def _age_cost(task: Task, ages: Sequence[AtAge], quality: Mapping[str, Mapping[s
 
 
 def _gain_over_control(
-    task: Task, measured: Mapping[_Key, Mapping[str, float]], seeds: Sequence[int]
+    task: Task, answers: Mapping[_Key, Answers], measured: Mapping[_Key, Mapping[str, float]], seeds: Sequence[int]
 ) -> dict[str, Any]:
     """Return the student's gain over the control, and its share of the gap from control to teacher.
 
-    Both are means over the seeds, where student and control of the same seed are compared.
+    Both are means over the seeds, where student and control of the same seed are compared. The gap is of the rows that
+    the teacher answers, for all three models.
     """
     sign = 1 if task.more else -1
     value = {key: sign * quality[task.metric] for key, quality in measured.items()}
+    taught = [value["student", seed] - value["control", seed] for seed in seeds]
+    if 0 < len(common := _answered(answers)) < len(task.material.parts.test):
+        value = {key: sign * score for key, score in _scores(task, answers, common).items()}
     gains = [value["student", seed] - value["control", seed] for seed in seeds]
     gaps = [value["teacher", None] - value["control", seed] for seed in seeds]
     finite = all(0 < gap < math.inf for gap in gaps)
     closed = SeedMean(*_mean([gain / gap for gain, gap in zip(gains, gaps, strict=True)])) if finite else None
-    return {"taught": SeedMean(*_mean(gains)), "gap_closed": closed}
+    return {"taught": SeedMean(*_mean(taught)), "gap_closed": closed}
 
 
 def _mean(values: Sequence[float]) -> Interval:

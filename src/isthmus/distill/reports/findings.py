@@ -1,6 +1,6 @@
 """Sentences about a report: the teacher's gain, warnings and limits."""
 
-from isthmus.distill.reports.report import Report
+from isthmus.distill.reports.report import UNLABELED, ModelRecord, Report
 from isthmus.distill.reports.words import between, measure, number, share
 
 
@@ -32,6 +32,16 @@ def limits(report: Report) -> list[str]:
     sentences = warnings(report) + [
         f"Gate {gate.metric} failed: its value is {measure(gate.found)}." for gate in report.gates if not gate.holds
     ]
+    if unlabeled := report.rows.get(UNLABELED):
+        sentences.append(
+            f"{number(unlabeled)} of the {number(report.rows['train'])} training rows have no label: the student "
+            "learned them from the teacher alone, and the control did not see them."
+        )
+    student, teacher = (report.models.get(name, ModelRecord()).parameters for name in ("student", "teacher"))
+    if student is not None and teacher is not None and student >= teacher:
+        sentences.append(
+            f"The student is not smaller than its teacher: {number(student)} and {number(teacher)} weights."
+        )
     if len(report.seeds) == 1:
         sentences.append("Only one seed was trained, so the variation between seeds is unknown.")
     gain = report.taught

@@ -9,6 +9,8 @@ from isthmus.distill.gates import GateResult
 from isthmus.features.errors import DataError
 
 FORMAT = 1
+UNLABELED = "unlabeled"
+"""Entry of a report's `rows`: training rows without a label, which the student learned from the teacher alone."""
 Quality = Mapping[str, float | None]
 
 

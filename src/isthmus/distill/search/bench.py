@@ -165,7 +165,6 @@ class Bench:
         over = self.budget.exceeded(
             p99_us=times["p99_us"], memory_mb=facts["memory_mb"], load_ms=facts["load_ms"],
             files=(len(candidate.model), len(graph)),
-            weights=sum(weights.numel() for weights in student.parameters()),
         )  # fmt: skip
         facts |= {"bytes": len(candidate.model), **times}
         facts["over"] = {name: share for name, (share, _) in over.items()}

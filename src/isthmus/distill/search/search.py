@@ -23,7 +23,7 @@ from isthmus.distill.search.bench import Bench
 from isthmus.distill.search.sampler import StudentTrial, propose
 from isthmus.distill.search.trials import FORMAT, Budget, SearchTrial, Trials, front, nearest, recommended, values_at
 from isthmus.distill.tasks.task import Material, Task
-from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
+from isthmus.distill.training.teacheroutputs import complete_outputs, open_outputs
 from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.files import write_atomically
@@ -85,11 +85,10 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     task = create_task(material)
     require_shape(task, declared.shape, f"{material.declaration.where}: search")
     space = {**declared.shape, PRECISION: allowed_precisions([*task.tolerance], profile)}
-    outputs, cost = _teacher_outputs(task, cache, progress)
+    outputs = _teacher_outputs(task, cache, progress)
     budget = Budget(
-        profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, declared.most_bytes,
-        cost.most_parameters,
-    )  # fmt: skip
+        profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, declared.most_bytes
+    )
     machine, digest = host(), sha256(_dependencies(task, declared, outputs, profile))
     own = folder / sha256({"search": digest, "host": machine})[:12]
     _record_host(own, digest, machine, progress)
@@ -136,7 +135,7 @@ def _declared(material: Material, trials: int | None) -> tuple[Search, int]:
     return declaration.search, count
 
 
-def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[OutputCache, TeacherCost]:
+def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> OutputCache:
     material, teacher, report = task.material, task.teacher(), _within(progress, "teacher", 0.0, 0.2)
     rows, settings = (
         np.arange(task.material.table.num_rows),
@@ -145,9 +144,9 @@ def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[Outpu
     outputs = open_outputs(task, teacher, rows, cache, report)
     with outputs:  # saves the teacher's outputs even on an error
         rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
-        outputs, cost = complete_outputs(task, teacher, rows, cache, report, outputs)
-    require_measured(task, outputs, cost, task.references())
-    return outputs, cost
+        outputs, _ = complete_outputs(task, teacher, rows, cache, report, outputs)
+    require_measured(task, outputs, task.references())
+    return outputs
 
 
 class _HostRecord(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ class SearchTrial(msgspec.Struct, frozen=True, kw_only=True):
 class Budget:
     """The limits for a student in a search; None for no limit.
 
-    `package_kb` limits ORT file and ONNX file together. `weights` is the teacher's number of parameters.
+    `package_kb` limits ORT file and ONNX file together.
     """
 
     p99_ms: float
@@ -62,10 +62,9 @@ class Budget:
     load_ms: float | None
     package_kb: float | None
     bytes: int | None
-    weights: int | None
 
     def exceeded(
-        self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int], weights: int
+        self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int]
     ) -> dict[str, tuple[float, str]]:
         figures = {
             "p99": (p99_us / 1000, self.p99_ms, "ms"),
@@ -73,7 +72,6 @@ class Budget:
             "load": (load_ms, self.load_ms, "ms"),
             "file": (files[0], self.bytes, "bytes"),
             "package": (sum(files) / 1000, self.package_kb, "kB"),
-            "weights": (weights, self.weights, "parameters"),
         }
         return {
             name: (value / most - 1, f"{name} {_shown(value)} {unit}, at most {_shown(most)}")

@@ -19,11 +19,12 @@ from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.kinds.number import NumberLabels
 from isthmus.distill.tabular.kinds.rank import RankLabels
 from isthmus.distill.tabular.student import UNCALIBRATED
-from isthmus.distill.tabular.users.prediction import ANSWERED
 from isthmus.distill.tabular.users.sources import TeacherRows
 from isthmus.distill.tabular.users.teacher import UserTeacher, sources
 from isthmus.distill.tasks.answers import student_answers
+from isthmus.distill.tasks.split import PARTS, Split
 from isthmus.distill.tasks.task import Material, Task
+from isthmus.distill.teachers.teacher import ANSWERED
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import DataError
 from isthmus.package.inputs import Feeds
@@ -43,7 +44,7 @@ class LabelTask(Task):
     def __init__(self, material: Material, declared: Tabular | Text) -> None:
         super().__init__(material)
         self.declared = declared
-        self._kind = KINDS[type(declared.label)](material.table, material.label, material.parts, declared)
+        self._kind = self._labels(declared)
         self.metric, self.more, self.keys = self._kind.metric, self._kind.more, (self._kind.key,)
         self.classes, self.pipeline = self._kind.classes, self._kind.pipeline
         self.tolerance, self.rounding = self._kind.tolerance, self._kind.rounding
@@ -51,11 +52,24 @@ class LabelTask(Task):
             self.at_once = 8192  # a call that fails loses no more
         self._answer = self._kind.answer()
 
+    def _labels(self, declared: Tabular | Text) -> Kind:
+        material, kind = self.material, KINDS[type(declared.label)]
+        if material.labeled is None:
+            return kind(material.table, material.label, material.parts, declared)
+        known, place = np.flatnonzero(material.labeled), np.cumsum(material.labeled) - 1
+        train, validation, test = (place[self.labeled(getattr(material.parts, name))] for name in PARTS)
+        if not len(train):
+            raise DataError(f"label {material.label}", f"null in all rows of the {PARTS[0]} part", expected="labels",
+                            remedy="use a longer period or different shares")  # fmt: skip
+        parts = Split(train, validation, test, material.parts.boundaries)
+        labels = kind(material.table.take(known), material.label, parts, declared)
+        return labels.spread(known, len(place))
+
     def _user_teacher(self, declared: Sequence[tuple[DeclaredTeacher, float]]) -> UserTeacher:
         material = self.material
         rows = TeacherRows(
-            material.table, material.teacher_inputs, material.parts.train, self._kind.fitted_labels(), self.classes,
-            self._recipe(), material.declaration.spine, material.root, material.profile.threads,
+            material.table, material.teacher_inputs, self.labeled(material.parts.train), self._kind.fitted_labels(),
+            self.classes, self._recipe(), material.declaration.spine, material.root, material.profile.threads,
             numeric=isinstance(self.declared.label, Number | Rank), texts=self.texts,
         )  # fmt: skip
         return UserTeacher(
@@ -80,6 +94,9 @@ class LabelTask(Task):
 
     def asked(self, rows: Index) -> Any:
         return rows
+
+    def labeled(self, rows: Index) -> Index:
+        return rows if self.material.labeled is None else rows[self.material.labeled[rows]]
 
     def groups(self, rows: Index) -> Index | None:
         return None if self._kind.groups is None else self._kind.groups[rows]

@@ -88,7 +88,7 @@ class TabularTask(LabelTask):
             name,
             lambda: tensors(table, inputs),
             self._kind.teacher_labels,
-            material.parts.train,
+            self.labeled(material.parts.train),
             rounds=self.declared.teacher_rounds,
             learning_rate=self.declared.teacher_learning_rate,
             threads=material.profile.threads,
@@ -122,7 +122,7 @@ class TabularTask(LabelTask):
         return Batch((numbers, places), targets)
 
     def leaks(self) -> list[str]:
-        material, train = self.material, self.material.parts.train
+        material, train = self.material, self.labeled(self.material.parts.train)
         rows = train[evenly_spaced(len(train), 100_000)]
         values = columns(material.table.take(rows), material.teacher_inputs)
         values |= columns(material.student_table.take(rows), material.student_inputs)

@@ -1,14 +1,14 @@
 """Splits rows into training, validation and test parts, by time or by a column."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.distill.outputs.identity import identities
-from isthmus.distill.types import Index
+from isthmus.distill.types import Array, Index
 from isthmus.features import clock
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError
@@ -29,6 +29,19 @@ class Split:
     validation: Index
     test: Index
     boundaries: tuple[int, int] | None
+
+    def measured_on(self, labeled: Array) -> "Split":
+        """Return a split whose validation and test parts have only rows with a label; `labeled` is bool, (n,).
+
+        Raise a DataError if a part has no label.
+        """
+        parts = {name: rows[labeled[rows]] for name in PARTS if len(rows := getattr(self, name))}
+        return _filled(
+            replace(self, validation=parts["validation"], test=parts["test"]),
+            lambda: "no row with a label",
+            "labels in each part: validation and test are measured with them",
+            "use a longer period or different shares",
+        )
 
 
 def split(event_times: Index, label_times: Index, shares: tuple[float, float, float]) -> Split:

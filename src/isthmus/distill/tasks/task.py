@@ -11,12 +11,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from onnx import ModelProto
 from torch import Tensor, nn
 
-from isthmus.distill.declaration import Distillation, Plan
+from isthmus.distill.declaration import Distillation, Plan, Tabular
 from isthmus.distill.evaluation.metrics import agreement, cosine
+from isthmus.distill.labels import Rank
+from isthmus.distill.language.text import Text
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
@@ -95,13 +98,25 @@ class Material:
     def parts(self) -> Split:
         """Row numbers of the training, validation and test parts: `division` if it is set, else the declared split.
 
-        Raises a DataError if the table cannot be split.
+        Validation and test rows without a label are in no part if `labeled` is set. Raises a DataError if the table
+        cannot be split.
         """
         if self.division is not None:
             return self.division
         label = self.declaration.label
         within = None if label is None else label.grouped_by
-        return split_table(self.table, self.declaration.split, self.declaration.split_by, within)
+        parts = split_table(self.table, self.declaration.split, self.declaration.split_by, within)
+        return parts if self.labeled is None else parts.measured_on(self.labeled)
+
+    @cached_property
+    def labeled(self) -> Array | None:
+        """Mask of the rows with a label, bool (n,), if the others are learned from a declared teacher; else None."""
+        task = self.declaration.task
+        taught = isinstance(task, Tabular | Text) and task.teacher is not None and not isinstance(task.label, Rank)
+        if not taught or self.label not in self.table.column_names or not self.table[self.label].null_count:
+            return None
+        mask: Array = pc.is_valid(self.table[self.label]).to_numpy()
+        return mask
 
 
 class Batch(NamedTuple):
@@ -292,6 +307,10 @@ class Task(ABC):
         `rows` has row numbers of the training set. Return None, the default, for a task without groups.
         """
         return None
+
+    def labeled(self, rows: Index) -> Index:
+        """Return those of `rows` that have a label; by default all. The control is trained on them alone."""
+        return rows
 
     def after_training(self, student: nn.Module) -> None:  # noqa: B027 - most learn nothing more
         """Fit parts of a trained student, such as a calibration, to the validation rows, in place.

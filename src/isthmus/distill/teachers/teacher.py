@@ -17,6 +17,9 @@ from isthmus.features.errors import ConfigurationError, DataError, Problem
 BY_CLASS = ("logits", "probabilities")
 """Outputs whose last dimension is the classes."""
 
+ANSWERED = "answered"
+"""Output of a teacher that may abstain: 1 for a row that it answers, else 0."""
+
 LEAST = np.finfo(np.float32).tiny
 """Probability to use for an impossible class, so that its logarithm is finite."""
 

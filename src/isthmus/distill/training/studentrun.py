@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,7 @@ def train_student(  # noqa: PLR0913 - all parts of a run
 
     Write checkpoints and event files to `folder`, and keep them. Resume if `folder` has a checkpoint of the same run.
     At the end, call `Task.after_training`. `objective` is the loss, and `outputs` are the teacher's cached outputs.
+    Without a teacher in the objective, train on the rows with a label alone, for as many steps as on all rows.
 
     Raise ConfigurationError, before the first step, if student, objective, outputs and settings do not fit. Raise
     DependencyError if memory or disk is full, GateFailed if a number is not finite, and Stopped on SIGINT or SIGTERM.
@@ -111,7 +112,11 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     parts, accelerated, where = task.material.parts, accelerator(task.material.profile), task.material.declaration.where
     device = accelerated.device
     data_id = sha256({"content": task.content(), "outputs": outputs.path.name, "terms": [*objective.terms]})
-    batches = TeacherBatches(task, parts.train, outputs, device, with_teacher=objective.asks_teacher)
+    train = parts.train if objective.asks_teacher else task.labeled(parts.train)
+    if len(train) < len(parts.train):
+        every = settings.evaluate_every or math.ceil(len(parts.train) / settings.batch)
+        settings = replace(settings, epochs=None, steps=settings.total(len(parts.train)), evaluate_every=every)
+    batches = TeacherBatches(task, train, outputs, device, with_teacher=objective.asks_teacher)
     name = f"validation_{task.metric}"
 
     total = settings.total(len(batches))
@@ -134,7 +139,7 @@ def train_student(  # noqa: PLR0913 - all parts of a run
         finite = all(np.isfinite(array).all() for array in outputs.values())
         return {name: task.score(outputs, parts.validation, expected) if finite else math.nan}
 
-    numbers = task.groups(parts.train)
+    numbers = task.groups(train)
     groups = None if numbers is None else torch.from_numpy(numbers)
     module = _Student(student, objective)
     flops = _checked(module, batches, task, settings, device)

@@ -31,21 +31,6 @@ class TeacherCost(msgspec.Struct, frozen=True):
     p99_us: float
     runtime: str
 
-    @property
-    def most_parameters(self) -> int | None:
-        return None if self.parameters is None or self.bytes is None else most_parameters(self.parameters, self.bytes)
-
-
-def most_parameters(parameters: int, size: int) -> int:
-    """Return the maximum number of parameters of a student, since a student must not be larger than its teacher.
-
-    Args:
-        parameters: number of the teacher's parameters.
-        size: size of the teacher in bytes. The maximum is at least `size` / 4, the number of float32 values of that
-            size. For trees, this is more than `parameters`, because each node stores several values.
-    """
-    return max(parameters, size // 4)
-
 
 def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> OutputCache:
     """Open the cache of a teacher's outputs for some rows of a task, before training or counting missing outputs.

@@ -12,9 +12,9 @@ from isthmus.distill.labels import Binary
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.tabular.users.prediction import ANSWERED
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Case, Material
+from isthmus.distill.teachers.teacher import ANSWERED
 from isthmus.distill.types import in_batches
 from isthmus.features.errors import ContractMismatch, DataError, RequestError, one_of
 from isthmus.features.progress import Progress

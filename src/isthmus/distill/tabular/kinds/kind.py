@@ -1,11 +1,13 @@
 """Base of the kinds of label: what the models learn, how they are measured, and what the student outputs."""
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -14,11 +16,13 @@ from isthmus.distill.declaration import Tabular
 from isthmus.distill.evaluation.metrics import agreement
 from isthmus.distill.language.teachers import abstains
 from isthmus.distill.language.text import Text
+from isthmus.distill.losses.logits import IGNORED
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.tabular.answers import StudentOutput
 from isthmus.distill.tabular.teacher import Learner
-from isthmus.distill.tabular.users.prediction import ANSWERED, Prediction
+from isthmus.distill.tabular.users.prediction import Prediction
 from isthmus.distill.tasks.split import Split
+from isthmus.distill.teachers.teacher import ANSWERED
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.values.columns import Values
 from isthmus.package.manifest import ROUNDING
@@ -29,6 +33,11 @@ def taught_term(loss: Callable[..., Tensor], weight: float, declared: Tabular | 
     if not abstains(declared.teacher):
         return Term(loss, weight, **arguments)
     return Term(partial(_where_answered, loss), weight, **arguments, answered=f"teacher.{ANSWERED}")
+
+
+def _where_labeled(loss: Callable[..., Tensor], /, *, student: Tensor, **labels: Tensor) -> Tensor:
+    (values,) = labels.values()
+    return loss(student, values, mask=values.isfinite())
 
 
 def _where_answered(loss: Callable[..., Tensor], /, *, answered: Tensor, **tensors: Tensor) -> Tensor:
@@ -50,6 +59,7 @@ class Kind(ABC):
         recipe: plain data that determines the teacher's outputs in addition to the label column, options and rows.
         groups: group number of each row, (n,), for ranking; else None.
         classes: class names in the order of the logits, or None if the label has no classes.
+        complete: True if every row has a label. Else `values` and `targets` have -1, NaN or `IGNORED` for the others.
     """
 
     key: str = "logits"
@@ -65,6 +75,7 @@ class Kind(ABC):
     recipe: Mapping[str, Any] = {}
     groups: Index | None = None
     classes: Sequence[str] | None = None
+    complete = True
 
     @abstractmethod
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular | Text) -> None:
@@ -91,10 +102,20 @@ class Kind(ABC):
     def _taught(self, hard: Callable[..., Tensor], soft: Callable[..., Tensor], declared: Tabular | Text) -> Objective:
         """Return an objective with labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
         softened, weight = partial(soft, temperature=declared.temperature), declared.soft_weight
-        return Objective({
-            "labels": Term(hard, 1 - weight, student="student.logits", labels="labels"),
-            "soft": taught_term(softened, weight, declared, student="student.logits", teacher="teacher.logits"),
-        })  # fmt: skip
+        taught = taught_term(softened, weight, declared, student="student.logits", teacher="teacher.logits")
+        return self._weighted(hard, taught, declared, student="student.logits", labels="labels")
+
+    def _weighted(
+        self, hard: Callable[..., Tensor], taught: Term, declared: Tabular | Text, **sources: str
+    ) -> Objective:
+        """Return an objective with a loss of labels and a term of the teacher; with soft_weight=1, of the term alone.
+
+        `sources` has the sources of the arguments of `hard`, first the student's output, then the labels.
+        """
+        loss = hard if self.complete or not self.targets.is_floating_point() else partial(_where_labeled, hard)
+        if declared.soft_weight == 1:
+            return Objective({"soft": taught}, {"labels": Term(loss, **sources)})
+        return Objective({"labels": Term(loss, 1 - declared.soft_weight, **sources), "soft": taught})
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
@@ -124,6 +145,20 @@ class Kind(ABC):
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
         return agreement(student[self.key], teacher[self.key])
+
+    def spread(self, rows: Index, count: int) -> Self:
+        """Return the labels of `count` rows, of which only `rows`, ascending, have the labels of this object."""
+        kind = copy.copy(self)
+        for name in ("values", "teacher_labels"):
+            labels = getattr(self, name)
+            whole = np.full(count, np.nan if labels.dtype.kind == "f" else -1, labels.dtype)
+            whole[rows] = labels
+            setattr(kind, name, whole)
+        gap = math.nan if self.targets.is_floating_point() else IGNORED
+        kind.targets = torch.full((count,), gap, dtype=self.targets.dtype)
+        kind.targets[torch.from_numpy(rows)] = self.targets
+        kind.complete = False
+        return kind
 
     def take(self, rows: Index) -> Self:
         kind = copy.copy(self)

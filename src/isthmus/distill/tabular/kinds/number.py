@@ -10,7 +10,7 @@ from isthmus.distill.declaration import Tabular
 from isthmus.distill.evaluation.metrics import correlation, mae, r2, rmse
 from isthmus.distill.labels import Number
 from isthmus.distill.language.text import Text
-from isthmus.distill.losses.objective import Objective, Term
+from isthmus.distill.losses.objective import Objective
 from isthmus.distill.losses.regression import absolute_errors, squared_errors
 from isthmus.distill.tabular.answers import NumberOutput
 from isthmus.distill.tabular.kinds.kind import Kind, taught_term
@@ -60,11 +60,9 @@ class NumberLabels(Kind):
         return NumberOutput("value", *self._bounds, self._scale, self._mean)
 
     def objective(self, declared: Tabular | Text) -> Objective:
-        loss, weight = absolute_errors if self._absolute else squared_errors, declared.soft_weight
-        return Objective({
-            "labels": Term(loss, 1 - weight, student="student.value", wanted="labels"),
-            "soft": taught_term(loss, weight, declared, student="student.value", wanted="teacher.value"),
-        })  # fmt: skip
+        loss = absolute_errors if self._absolute else squared_errors
+        taught = taught_term(loss, declared.soft_weight, declared, student="student.value", wanted="teacher.value")
+        return self._weighted(loss, taught, declared, student="student.value", wanted="labels")
 
     def teacher_scores(self, prediction: Prediction, where: str) -> Array:
         scores: Array = (number_scores(prediction, where) - self._mean) / self._scale

@@ -55,10 +55,8 @@ class RankLabels(Kind):
 
     def objective(self, declared: Tabular | Text) -> Objective:
         soft, weight = partial(_by_teacher, temperature=declared.temperature), declared.soft_weight
-        return Objective({
-            "labels": Term(_by_labels, 1 - weight, student="student.score", labels="labels"),
-            "soft": Term(soft, weight, student="student.score", teacher="teacher.score", labels="labels"),
-        })  # fmt: skip
+        taught = Term(soft, weight, student="student.score", teacher="teacher.score", labels="labels")
+        return self._weighted(_by_labels, taught, declared, student="student.score", labels="labels")
 
     def teacher_scores(self, prediction: Prediction, where: str) -> Array:
         return number_scores(prediction, where)

@@ -9,9 +9,6 @@ from isthmus.distill.teachers.teacher import LEAST, misfit
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 
-ANSWERED = "answered"
-"""Output of a teacher that may abstain: 1 for a row that it answers, else 0."""
-
 Form = Literal["probabilities", "logits", "values"]
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from isthmus.distill.language.teachers import DeclaredTeacher, Onnx, Pretrained, TeacherFunction
 from isthmus.distill.tabular.users.function import FunctionSource
 from isthmus.distill.tabular.users.onnx import OnnxSource
-from isthmus.distill.tabular.users.prediction import ANSWERED, Convert, logits, probabilities
+from isthmus.distill.tabular.users.prediction import Convert, logits, probabilities
 from isthmus.distill.tabular.users.pretrained import PretrainedSource
 from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows
 from isthmus.distill.tabular.users.stored import StoredSource
 from isthmus.distill.tasks.samples import Columns
-from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.teachers.teacher import ANSWERED, Teacher
 from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
 
