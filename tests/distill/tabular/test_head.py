@@ -29,6 +29,7 @@ from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Prepara
 from isthmus.transforms.preparation.steps import (
     Clip,
     Embed,
+    Encoding,
     Hashed,
     Impute,
     Log1p,
@@ -36,7 +37,6 @@ from isthmus.transforms.preparation.steps import (
     Ordinal,
     Standardize,
     Step,
-    Text,
     described,
 )
 from isthmus.transforms.rowwise.compiler import compile_columns
@@ -50,7 +50,7 @@ CHAINS: list[list[Step]] = [
     [Standardize(), Impute(0.0)], [Clip(0.1, 0.9), Impute("median"), Standardize(2.0)],
     [Log1p(), Standardize(), Impute()], [], [Standardize()], [Impute(0.5)],
 ]  # fmt: skip
-TEXTS: list[Text] = [Embed(3, width=1), OneHot(2), Ordinal(("small", "large")), Hashed(buckets=4), Embed()]
+TEXTS: list[Encoding] = [Embed(3, width=1), OneHot(2), Ordinal(("small", "large")), Hashed(buckets=4), Embed()]
 WORDS = ["small", "large", "AA", "é", "e\u0301", "😀 it's", ""]
 REAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3.4e38, -3.4e38, float("inf"), float("-inf"), float("nan")]
 WHOLE = [0, 1, -1, 1440, 2**31 - 1, -(2**31)]

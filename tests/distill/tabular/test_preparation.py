@@ -25,6 +25,7 @@ from isthmus.transforms.preparation.fit import Preparation
 from isthmus.transforms.preparation.steps import (
     Clip,
     Embed,
+    Encoding,
     Hashed,
     Impute,
     Log1p,
@@ -32,7 +33,6 @@ from isthmus.transforms.preparation.steps import (
     Ordinal,
     Standardize,
     Step,
-    Text,
 )
 from tests.distill.support import declaration
 
@@ -64,7 +64,7 @@ STEPS: dict[str, list[Step]] = {
     "time": [Standardize()],
     "flag": [Impute(0.5)],
 }
-TEXTS: dict[str, Text] = {
+TEXTS: dict[str, Encoding] = {
     "carrier": Embed(3, width=1), "origin": OneHot(2), "size": Ordinal(("small", "large")), "dest": Hashed(buckets=4),
     "silent": Embed(),
 }  # fmt: skip
