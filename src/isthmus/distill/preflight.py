@@ -1,6 +1,5 @@
 """Checks with an untrained student before training, to find errors that would otherwise appear only at the end."""
 
-import math
 from collections.abc import Callable, Collection
 
 import torch
@@ -15,11 +14,13 @@ from isthmus.distill.runtimes.network import portable_part, run_program
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.graph import student_graph
-from isthmus.distill.tasks.task import Task, answers
+from isthmus.distill.tasks.task import Task
 from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.training.groups import group_problems
-from isthmus.distill.training.studentrun import TeacherBatches
+from isthmus.distill.training.parts import losses
+from isthmus.distill.training.studentrun import TeacherBatches, first_parts
+from isthmus.distill.training.studentstep import StudentStep
 from isthmus.distill.training.teacheroutputs import remaining_calls
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
 from isthmus.package.featurizer.form import HEAD
@@ -53,7 +54,8 @@ def rehearse(
     if problems := declared.gate_problems(task.measured):
         raise ConfigurationError(where, problems)
     groups = task.groups(task.material.parts.train)
-    if groups is not None and (problems := group_problems(torch.from_numpy(groups), settings, 1, where)):
+    whole = not task.separable
+    if groups is not None and (problems := group_problems(torch.from_numpy(groups), settings, 1, where, whole=whole)):
         raise ConfigurationError(where, problems)
     with torch.random.fork_rng(devices=[]):
         student, objective = task.student(), task.objective()
@@ -70,7 +72,9 @@ def rehearse(
             expected="inputs that are known before the label and do not reveal it on their own",
             remedy="remove inputs that are known only after the label; if they are known before, you need no model",
         )
-    if calls := remaining_calls(teacher, outputs, task.material.parts.train[: _first_rows(task, settings)]):
+    train = task.material.parts.train
+    first = train[: len(first_parts(task, settings, len(train)).rows)]
+    if calls := remaining_calls(teacher, outputs, first):
         note(f"teacher {teacher.name} runs in {calls}")
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)
@@ -135,25 +139,20 @@ def _require_compatible(task: Task, teacher: Teacher, student: nn.Module, output
         raise ConfigurationError(teacher.where, problems)
 
 
-def _first_rows(task: Task, settings: TrainingSettings) -> int:
-    batch = min(settings.batch, len(task.material.parts.train))
-    return math.ceil(batch / min(settings.accumulation, batch))
-
-
 def _first_step(
     task: Task, student: nn.Module, objective: Objective, outputs: OutputCache, settings: TrainingSettings
 ) -> None:
     where, train, cpu = task.material.declaration.where, task.material.parts.train, torch.device("cpu")
-    rows = _first_rows(task, settings)
+    parts, step = first_parts(task, settings, len(train)), StudentStep(task, student, objective)
+    rows = len(parts.rows)
     place = f"{where}: the first {rows:,} rows"
     remedy = "correct the objective, the student or the teacher; so far only outputs for these rows were computed"
     with torch.random.fork_rng(devices=[]), enough_memory(place, cpu, settings, rows):
         data = TeacherBatches(task, train[:rows], outputs, cpu, with_teacher=objective.asks_teacher)
-        first = data[torch.arange(rows)]
         try:
-            results = answers(task, student(*first.inputs))
-            objective.check(results, first.teacher, first.labels)
-            objective(results, first.teacher, first.labels, 0.5)[0].backward()
+            step.check(student, data, parts)
+            for loss, _ in losses(step, student, data, parts, 0.5):
+                loss.backward()  # type: ignore[no-untyped-call]
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"{place}: {error.where}", error.problems, remedy=error.remedy or remedy

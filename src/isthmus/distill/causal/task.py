@@ -65,6 +65,7 @@ class CausalTask(Task):
     compared = 32
     pipeline = "text-generation"
     shape: Mapping[str, Any] = MappingProxyType(models.SHAPE)
+    separable = True
 
     def __init__(self, material: Material) -> None:
         declared, where = material.declaration.task, material.declaration.where
@@ -208,6 +209,11 @@ class CausalTask(Task):
         if drawn < declared.on_policy:
             return self._own(student, batch)
         return self._sequences(batch) if drawn < declared.on_policy + declared.sequences else batch
+
+    def counted(self, batch: TeacherBatch) -> Mapping[str, Tensor]:
+        assert batch.labels is not None  # noqa: S101 - from `batch`
+        _, _, targets = batch.inputs
+        return {"texts": (batch.labels != IGNORED).sum(), "teacher": (targets != IGNORED).sum()}
 
     def _own(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:
         """Let the student continue the prompts of a batch, and the teacher score them (GKD, 2023, arXiv:2306.13649)."""

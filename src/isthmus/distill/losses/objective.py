@@ -225,8 +225,9 @@ class Objective(nn.Module):
             raise ConfigurationError("objective", problems)
 
     def forward(
-        self, student: Outputs, teacher: Outputs, labels: Any, progress: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, student: Outputs, teacher: Outputs, labels: Any, progress: float,
+        shares: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
         """Return the weighted sum of all losses of a batch, to minimize it, and each unweighted loss by name, for logs.
 
         A loss with weight 0 is not computed and has no value. Waits for a GPU to check that the sum is finite.
@@ -236,6 +237,7 @@ class Objective(nn.Module):
             teacher: outputs of the teacher by key.
             labels: labels of the batch; None if no loss uses them.
             progress: finished share of the training, 0 to 1, which determines the weights.
+            shares: factor of each loss by name, for a part of a batch whose losses add up to those of the batch.
 
         Raises:
             ConfigurationError: `progress` is not 0 to 1, every weight is 0, a weight is not finite, or outputs or
@@ -250,7 +252,8 @@ class Objective(nn.Module):
             try:
                 weight = term.weight_at(progress)
                 if weight != 0:
-                    values[name] = term(student, teacher, labels)
+                    value = term(student, teacher, labels)
+                    values[name] = value if shares is None else value * shares[name]
                     weighted.append(weight * values[name])
             except ConfigurationError as error:
                 raise ConfigurationError(f"term {name}: {error.where}", error.problems, remedy=error.remedy) from None

@@ -208,6 +208,9 @@ class Task(ABC):
         shape: options of the student by name, overridden by `Distillation(shape=...)` and varied by a search.
         max_sizes: maximum of each named size of the graph except rows. Servers reject more; some runtimes plan memory
             by it.
+        separable: True if each loss of the objective is a mean over elements of single rows, such as rows or tokens, so
+            that it can be added up over the parts of a batch (see `counted`). With False, training with `accumulation`
+            or several processes takes a second forward pass of the student, and keeps its outputs for a whole batch.
         padded: names in `max_sizes` along which inputs may be padded with zeros without changing an output, because a
             mask says what counts. A runtime with fixed sizes is fed tensors padded to the maximum.
     """
@@ -231,6 +234,7 @@ class Task(ABC):
     shape: Mapping[str, Any] = MappingProxyType({})
     max_sizes: Mapping[str, int] = {}
     padded: Sequence[str] = ()
+    separable = False
 
     def __init__(self, material: Material) -> None:
         self.material = material
@@ -333,6 +337,13 @@ class Task(ABC):
         run that was killed resumes with the same numbers.
         """
         return batch
+
+    def counted(self, batch: TeacherBatch) -> Mapping[str, Tensor]:  # noqa: ARG002 - for subclasses
+        """Return the number of elements over which a loss averages in a batch, an integer tensor, by name of its term.
+
+        Called only for a `separable` task. A loss that is not named averages over rows; by default no loss is named.
+        """
+        return {}
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:

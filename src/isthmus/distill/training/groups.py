@@ -25,11 +25,17 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
     return torch.split(rows, parts.bincount().tolist())
 
 
-def group_problems(groups: torch.Tensor, settings: TrainingSettings, processes: int, where: str) -> list[Problem]:
+def group_problems(
+    groups: torch.Tensor, settings: TrainingSettings, processes: int, where: str, *, whole: bool
+) -> list[Problem]:
+    """Check that the settings never split a group; return a list of problems.
+
+    `whole` is True if the loss sees all parts of a batch together (see `SplitStep`), so that a part may split a group.
+    """
     largest, together = int(groups.bincount().max()), "1: a group of rows stays together"
     checks = [
         ("batch", settings.batch, settings.batch >= largest, f"at least {largest}, the rows of the largest group"),
-        ("accumulation", settings.accumulation, settings.accumulation == 1, together),
-        ("processes", processes, processes == 1, together),
+        ("accumulation", settings.accumulation, whole or settings.accumulation == 1, together),
+        ("processes", processes, whole or processes == 1, together),
     ]
     return [Problem(f"{where}: {name}", f"{value}", expected) for name, value, holds, expected in checks if not holds]

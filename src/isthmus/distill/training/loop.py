@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, Signals
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.throttle.policy import Throttle
 from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, pack, pack_best, restore
 from isthmus.distill.training.groups import group_problems, whole_groups
+from isthmus.distill.training.parts import Parts, SplitStep, Step, TrainingRows, losses
 from isthmus.distill.training.runlog import RunLog
 from isthmus.distill.training.signals import interruption
 from isthmus.features.contract.schema import sha256
@@ -32,19 +33,8 @@ from isthmus.features.progress import Progress, silent
 
 LOOK = {"cpu": 1, "cuda": 8}
 """Steps between reads of losses: a read synchronizes with a GPU, but costs nothing on a CPU."""
-Step = Callable[[nn.Module, Any, float], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
-"""Maps the module, a batch and the finished share of training to the loss, a mean over rows, and to its
-detached terms by name.
-"""
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 """Returns the metrics of a module, which is in eval mode with gradients disabled."""
-
-
-class TrainingRows(Protocol):
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: torch.Tensor, /) -> Any:
-        """Return the rows at these indexes, int64 (n,) on the CPU, as a batch on the training device."""
 
 
 class Outcome(NamedTuple):
@@ -121,7 +111,9 @@ class Training:
         """
         problems = self.settings.problems(self.where)
         if self.groups is not None:
-            problems += group_problems(self.groups, self.settings, self.accelerator.num_processes, self.where)
+            whole = isinstance(self.step, SplitStep) and self.step.whole
+            processes = self.accelerator.num_processes
+            problems += group_problems(self.groups, self.settings, processes, self.where, whole=whole)
         if problems:
             raise ConfigurationError(self.where, problems)
         device = self.accelerator.device
@@ -210,24 +202,23 @@ class _Run:
 
     def advance(self, rows: torch.Tensor) -> None:
         state, settings = self.state, self.settings
-        share = rows if self.processes == 1 else rows.tensor_split(self.processes)[self.rank]
-        # A process without rows still contributes zero gradients, since the other processes wait for them.
-        parts = share.tensor_split(min(settings.accumulation, len(share))) if len(share) else (rows[:1],)
+        parts = Parts(rows, settings.accumulation, self.processes, self.rank)
         sums: list[torch.Tensor] = []
-        with enough_memory(f"{self.training.where}: step {state.step + 1}", self.device, settings, len(parts[0])):
-            for n, part in enumerate(parts):
-                weight = len(part) / len(rows) if len(share) else 0.0
-                syncs = self.processes == 1 or n == len(parts) - 1
-                before = self._versions() if self.processes > 1 and syncs else []
+        done, count = state.step / self.total, len(parts.indexes)
+        with enough_memory(
+            f"{self.training.where}: step {state.step + 1}", self.device, settings, len(parts.indexes[0])
+        ):
+            scalars = losses(self.training.step, self.model, self.training.data, parts, done)
+            for n in range(count):
+                syncs = self.processes == 1 or n == count - 1
                 with nullcontext() if syncs else self.accelerator.no_sync(self.model):
-                    loss, terms = self.training.step(self.model, self.training.data[part], state.step / self.total)
-                    # Gradients are averaged over processes, so scale each by its share of the batch.
-                    (loss if weight == 1 else loss * (weight * self.processes)).backward()
+                    loss, terms = next(scalars)
+                    before = self._versions() if self.processes > 1 and syncs else []
+                    # Gradients are averaged over processes.
+                    (loss if self.processes == 1 else loss * self.processes).backward()
                     if before:
                         self._join(before)
-                values = [*terms.values(), loss.detach()]
-                if weight != 1:
-                    values = [value * weight for value in values]
+                values = [*terms.values()]
                 sums = [total + value for total, value in zip(sums, values, strict=True)] if sums else values
         if settings.clip:
             # Measure the norm only for clipping: it takes longer than the optimizer step.
@@ -237,7 +228,7 @@ class _Run:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        names = (*terms, "loss", "gradient") if settings.clip else (*terms, "loss")
+        names = (*terms, "gradient") if settings.clip else (*terms,)
         if self.pending and names != self.names:  # a term came or went
             self._read(stops=False, due=False)
         self.names = names

@@ -16,12 +16,14 @@ from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import student_answers
-from isthmus.distill.tasks.task import Task, TeacherBatch, answers
+from isthmus.distill.tasks.task import Task, TeacherBatch
 from isthmus.distill.training.checkpoint import RunState
 from isthmus.distill.training.loop import Training
+from isthmus.distill.training.parts import Parts, losses
+from isthmus.distill.training.studentstep import StudentStep
 from isthmus.distill.types import Index
 from isthmus.features.contract.schema import sha256
-from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
+from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.progress import Progress
 
 IN_MEMORY_BYTES = 256 << 20
@@ -118,20 +120,7 @@ def train_student(  # noqa: PLR0913 - all parts of a run
         settings = replace(settings, epochs=None, steps=settings.total(len(parts.train)), evaluate_every=every)
     batches = TeacherBatches(task, train, outputs, device, with_teacher=objective.asks_teacher)
     name = f"validation_{task.metric}"
-
-    total = settings.total(len(batches))
-
-    def step(module: nn.Module, batch: TeacherBatch, done: float) -> tuple[Tensor, Mapping[str, Tensor]]:
-        place, outputs = f"{where}: step {round(done * total) + 1} of {total}", dict[str, Any]()
-        try:
-            batch = task.sampled(student, batch) if objective.asks_teacher else batch
-            outputs |= answers(task, module(*batch.inputs))
-            loss, terms = objective(outputs, batch.teacher, batch.labels, done)
-        except (GateFailed, DataError) as error:
-            cause = f"{_not_finite(outputs)}{error.where}: {error.found}"
-            raise type(error)(place, cause, expected=error.expected, remedy=error.remedy) from error
-        return loss, terms
-
+    step = StudentStep(task, student, objective, settings.total(len(batches)))
     expected = outputs.float32(parts.validation)
 
     def evaluate(module: nn.Module) -> dict[str, float]:
@@ -142,7 +131,7 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     numbers = task.groups(train)
     groups = None if numbers is None else torch.from_numpy(numbers)
     module = _Student(student, objective)
-    flops = _checked(module, batches, task, settings, device)
+    flops = _checked(module, batches, replace(step, steps=None), settings, device)
     used = min(task.material.profile.threads, 1 + settings.batch // task.rows_per_thread)
     try:
         with threads(used):
@@ -159,41 +148,50 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     return StudentRun(state, max(metrics) if task.more else min(metrics), rows, flops * rows, waited, used)
 
 
-def _not_finite(outputs: Mapping[str, Any]) -> str:
-    wrong = [key for key, value in outputs.items() if isinstance(value, Tensor) and not value.isfinite().all()]
-    return f"the student's {', '.join(wrong)} are not finite, and so " if wrong else ""
+def first_parts(task: Task, settings: TrainingSettings, rows: int) -> Parts:
+    """Return the parts to compute in a check of a batch: all parts if the objective sees them together, else the first.
+
+    `rows` is the number of rows from which the first batch is taken.
+    """
+    full = min(settings.batch, rows)
+    if task.separable:
+        return Parts(torch.arange(math.ceil(full / min(settings.accumulation, full))), 1)
+    return Parts(torch.arange(full), settings.accumulation)
 
 
 def _checked(
-    module: _Student, batches: TeacherBatches, task: Task, settings: TrainingSettings, device: torch.device
+    module: _Student, batches: TeacherBatches, step: StudentStep, settings: TrainingSettings, device: torch.device
 ) -> float:
     """Try the largest and the smallest batch, to check that all parts fit; return floating-point operations per row."""
-    where = task.material.declaration.where
+    where = step.task.material.declaration.where
+    parts = first_parts(step.task, settings, len(batches))
     full, last = min(settings.batch, len(batches)), len(batches) % settings.batch or settings.batch
-    rows = math.ceil(full / min(settings.accumulation, full))
-    least = min(count // min(settings.accumulation, count) for count in (full, min(last, full)))
+    if step.whole:
+        least = Parts(torch.arange(min(last, full)), settings.accumulation)
+    else:
+        sizes = (count // min(settings.accumulation, count) for count in (full, min(last, full)))
+        least = Parts(torch.arange(min(sizes)), 1)
     module.to(device)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    with torch.random.fork_rng(), enough_memory(f"{where}: step 1", device, settings, rows):
-        first = batches[torch.arange(rows)]
-        with torch.no_grad():
-            module.objective.check(answers(task, module(*first.inputs)), first.teacher, first.labels)
+    with torch.random.fork_rng(), enough_memory(f"{where}: step 1", device, settings, len(parts.indexes[0])):
+        step.check(module, batches, parts)
         with FlopCounterMode(display=False) as counter:
-            module.objective(answers(task, module(*first.inputs)), first.teacher, first.labels, 0.5)[0].backward()
-        if least < rows:
-            _require_least(module, batches[torch.arange(least)], task, least)
+            for loss, _ in losses(step, module, batches, parts, 0.5):
+                loss.backward()  # type: ignore[no-untyped-call]
+        if len(least.rows) < len(parts.rows):
+            _require_least(module, batches, step, least)
     module.zero_grad()
     module.load_state_dict(state)  # batch norm has updated its statistics
-    return float(counter.get_total_flops()) / rows
+    return float(counter.get_total_flops()) / len(parts.rows)
 
 
-def _require_least(module: _Student, batch: TeacherBatch, task: Task, rows: int) -> None:
-    place, remedy = f"smallest part of an epoch, {rows} rows", "change batch or accumulation"
+def _require_least(module: _Student, batches: TeacherBatches, step: StudentStep, parts: Parts) -> None:
+    kind = "batch" if step.whole else "part"
+    place, remedy = f"smallest {kind} of an epoch, {len(parts.rows)} rows", "change batch or accumulation"
     try:
-        with torch.no_grad():
-            module.objective.check(answers(task, module(*batch.inputs)), batch.teacher, batch.labels)
+        step.check(module, batches, parts)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error.where}: {place}", error.problems, remedy=remedy) from error
     except (ValueError, RuntimeError) as error:  # from the student's modules
-        where = f"{task.material.declaration.where}: student"
+        where = f"{step.task.material.declaration.where}: student"
         raise ConfigurationError(where, [Problem(place, str(error))], remedy=remedy) from error
