@@ -99,7 +99,9 @@ def answered() -> Callable[[Any], Any]:
 
 
 def _table(kind: str, **changes: Any) -> Task:
-    return create_task(material_of(kind, labelled(kind, 400), dropout=0.0, **changes))
+    table = labelled(kind, 400)
+    weights = np.random.default_rng(3).integers(0, 4, len(table)).astype(np.float64)
+    return create_task(material_of(kind, table.append_column("weight", [weights]), dropout=0.0, **changes))
 
 
 def _causal(**changes: Any) -> Task:
@@ -110,8 +112,11 @@ TAUGHT: Mapping[str, Any] = {"teacher": f"{causal.HERE}:teacher", "shape": causa
 TASKS: Mapping[str, Callable[[], Task]] = {
     "binary": lambda: _table("binary"),
     "binary, few answers": lambda: _table("binary", teacher=ABSTAINS),
+    "binary, few answers, weights": lambda: _table("binary", teacher=ABSTAINS, weight="weight"),
     "classes": lambda: _table("classes"),
+    "classes, balanced": lambda: _table("classes", class_weight="balanced", weight="weight"),
     "number": lambda: _table("number"),
+    "number, weights": lambda: _table("number", weight="weight"),
     "rank": lambda: _table("rank"),
     "causal, base": _causal,
     "causal, top k": lambda: _causal(**TAUGHT, top_k=8),

@@ -89,7 +89,10 @@ def test_a_gate_about_nothing_is_named() -> None:
 def test_a_task_is_named_by_module_and_class() -> None:
     assert declaration(task="search.task:Search").problems() == []
     (problem,) = declaration(task="search.py").problems()
-    assert str(problem) == "distillation late: task: 'search.py'; expected a Tabular, a Causal, or \"module:Class\""
+    assert (
+        str(problem)
+        == "distillation late: task: 'search.py'; expected a Tabular, a Text, a Causal, or \"module:Class\""
+    )
 
 
 def test_a_table_is_split_by_time() -> None:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
-from isthmus.distill.labels import Binary, Calibration, Label, Monitor, Rank
+from isthmus.distill.labels import Binary, Calibration, Classes, Label, Monitor, Rank
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.language.teachers import DeclaredTeacher, abstains, teacher_problems
 from isthmus.distill.language.text import Text
@@ -70,6 +70,10 @@ class Tabular:
         teacher: "module:function" or a `TeacherFunction`, an `Onnx`, a `TeacherOutputs`, or a list of these and of
             pairs (teacher, weight), whose weighted mean teaches. None for gradient boosting on the training part.
         calibration: calibration of the student's probabilities: `Temperature`, `Isotonic` or None.
+        weight: column of the spine with the weight of each row in the losses and in the gradient boosting: a join key
+            or a request field; not for a `Rank`. Metrics and calibration count each row once. None for equal weights.
+        class_weight: "balanced" for weights that give the classes of a `Binary` or `Classes` the same sum of weights in
+            the training part; None to weigh no classes.
         hidden: widths of the student's hidden layers, first to last.
         dropout: share of hidden units dropped in a training step.
         temperature: temperature of the distillation loss; higher values soften the teacher's probabilities.
@@ -86,6 +90,8 @@ class Tabular:
         None
     )
     calibration: Calibration | None = None
+    weight: str | None = None
+    class_weight: Literal["balanced"] | None = None
     hidden: Sequence[int] = (64, 32)
     dropout: float = 0.1
     temperature: float = 2.0
@@ -163,15 +169,19 @@ class Tabular:
         checks.append(
             ("calibration", fits, f"None, or a calibration for {self.label}, which predicts {self.label.gives}")
         )
+        balances = self.class_weight == "balanced" and isinstance(self.label, Binary | Classes)
+        checks.append(("class_weight", self.class_weight is None or balances, '"balanced", for classes, or None'))
+        weighs = self.weight is None or not isinstance(self.label, Rank)
+        checks.append(("weight", weighs, "None: the loss of a Rank compares the rows of a group"))
         return [*failed_checks(self, where, checks), *taught, *self.label.problems(f"{where}: label")]
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Check the label against the spine (the table of training examples); return a list of problems, [] if it fits.
 
         It is a problem if the type of the label column does not suit the kind of label, or if the spine lacks the
-        column `Rank.within`. `where` names the declaration in the messages.
+        column `Rank.within` or a numeric column `weight`. `where` names the declaration in the messages.
         """
-        return self.label.spine_problems(where, spine) if isinstance(self.label, Label) else []
+        return self.label.spine_problems(where, spine, self.weight) if isinstance(self.label, Label) else []
 
 
 @dataclass(frozen=True, kw_only=True)

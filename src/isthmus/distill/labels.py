@@ -20,13 +20,13 @@ MOST_RELEVANT = 30
 Loss = Literal["squared", "absolute"]
 
 _WHOLE = (Bool, Int32, Int64)
-_NUMBERS = (*_WHOLE, Float32, Float64)
+NUMBERS = (*_WHOLE, Float32, Float64)
 
 
 class Label(ABC):
     """A kind of label. `types` are the types its column may have, and `gives` describes the prediction in messages."""
 
-    types: ClassVar[tuple[DataType, ...]] = _NUMBERS
+    types: ClassVar[tuple[DataType, ...]] = NUMBERS
     gives: ClassVar[str]
 
     @property
@@ -44,18 +44,22 @@ class Label(ABC):
     def problems(self, where: str) -> list[Problem]:  # noqa: ARG002 - for subclasses
         return []
 
-    def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the label column of the spine has an unsuitable type, or if the spine lacks `grouped_by`.
+    def spine_problems(self, where: str, spine: Spine, weight: str | None) -> list[Problem]:
+        """Check the spine: the type of its label, the column `grouped_by`, and the numeric column `weight`, if any.
 
-        `where` names the declaration in the messages.
+        `where` names the declaration in the messages. Return a list of problems, [] if it fits.
         """
         problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
         if dtype not in self.types:
             expected = f"one of {', '.join(map(str, self.types))} for {self}"
             problems.append(Problem(f"{where}: label {name}", f"is of type {dtype}", expected))
-        columns = [key for entity in spine.entities for key in entity.join_keys]
-        columns += [field.name for field in spine.request.schema] if spine.request else []
-        columns.append("event_timestamp")
+        types = {name: dtype for entity in spine.entities for name, dtype in entity.join_keys.items()}
+        types |= {field.name: field.dtype for field in spine.request.schema} if spine.request else {}
+        columns = [*types, "event_timestamp"]
+        numbers = [name for name, dtype in types.items() if dtype in NUMBERS]
+        if weight is not None and weight not in numbers:
+            expected = one_of(numbers) if numbers else "a request field of the spine that is a number"
+            problems.append(Problem(f"{where}: weight", repr(weight), expected))
         if (within := self.grouped_by) is not None and within not in columns:
             problems.append(Problem(f"{where}: label, within", repr(within), one_of(columns)))
         return problems

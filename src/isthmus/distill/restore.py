@@ -333,6 +333,9 @@ class _Unset(ast.NodeTransformer):
 def _options(task: Tabular) -> dict[str, Any]:
     options = dataclasses.asdict(replace(task, preparation={}, teacher=None))
     del options["teacher"]  # the identity of its outputs covers it
+    for name in ("weight", "class_weight"):
+        if options[name] is None:
+            del options[name]
     for name, usual in (("label", Binary()), ("calibration", None)):
         value = getattr(task, name)
         del options[name]

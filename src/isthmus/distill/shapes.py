@@ -35,6 +35,10 @@ def booleans(tensor: Any, layout: str) -> Expected | None:
     return None if tensor is None else Expected(tensor, layout, "booleans")
 
 
+def optional(weights: Any) -> Expected | None:
+    return None if weights is None else Expected(weights, "...", "floats")
+
+
 def check_tensors(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
     """Check the arguments of a loss before computing it; raise a ConfigurationError that lists all problems.
 
@@ -91,8 +95,16 @@ def select(tensor: Tensor, mask: Tensor | None) -> Tensor:
     return to_float32(tensor if mask is None else tensor[mask])
 
 
-def average(values: Tensor) -> Tensor:
-    return values.sum() / max(values.numel(), 1)
+def average(values: Tensor, weights: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """Return the mean of selected values, or Σ w v / Σ w with weights w of all values; 0 if nothing is left.
+
+    `mask` is the mask of `select` with which the values were selected, to select their weights.
+    """
+    if weights is None:
+        return values.sum() / max(values.numel(), 1)
+    weights = select(weights, mask)
+    total = weights.sum()
+    return (values * weights).sum() / total.masked_fill(total == 0, 1.0)
 
 
 def _misfits(name: str, expected: Expected, sizes: dict[str, tuple[Any, str]]) -> list[Problem]:

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from isthmus.distill.labels import Calibration, Classes, Label, Rank
+from isthmus.distill.labels import Binary, Calibration, Classes, Label, Rank
 from isthmus.distill.language.teachers import (
     FUNCTION,
     DeclaredTeacher,
@@ -85,6 +85,9 @@ class Text:
         soft_weight: weight of the teacher's term in the loss; the label term gets 1 - soft_weight. With 1, the student
             learns from the teacher alone, and the control from the labels.
         calibration: calibration of the student's probabilities: `Temperature`, `Isotonic` or None.
+        weight: request field or join key of the spine with the weight of each row in the losses. Metrics and
+            calibration count each row once. None for equal weights.
+        class_weight: "balanced" for weights that give all classes the same sum of weights in the training part.
     """
 
     teacher: "DeclaredTeacher | str | list[DeclaredTeacher | str | tuple[DeclaredTeacher | str, float]]"
@@ -97,6 +100,8 @@ class Text:
     temperature: float = 2.0
     soft_weight: float = 0.7
     calibration: Calibration | None = None
+    weight: str | None = None
+    class_weight: Literal["balanced"] | None = None
 
     @property
     def label(self) -> Label:
@@ -122,11 +127,14 @@ class Text:
         return {**values, **named}
 
     def problems(self, where: str) -> list[Problem]:
-        if wrong := type_problems(self, f"{where}: ", ("predicts", "teacher", "calibration", "student")):
+        if wrong := type_problems(
+            self, f"{where}: ", ("predicts", "teacher", "calibration", "student", "class_weight")
+        ):
             return wrong
         function = isinstance(self.student, str) and bool(FUNCTION.fullmatch(self.student))
         label = isinstance(self.predicts, Label) and not isinstance(self.predicts, Rank)
         known = isinstance(self.calibration, Calibration) and isinstance(self.predicts, self.calibration.labels)
+        balances = self.class_weight == "balanced" and isinstance(self.predicts, Binary | Classes)
         checks = [
             ("predicts", label, "Classes, Binary or Number"),
             ("student", isinstance(self.student, Bag | Encoder) or function, 'a Bag, an Encoder or "module:function"'),
@@ -136,6 +144,7 @@ class Text:
             ("temperature", 0 < self.temperature < math.inf, "more than 0"),
             ("soft_weight", 0 < self.soft_weight <= 1, "more than 0, at most 1"),
             ("calibration", self.calibration is None or known, f"None, or a calibration for {self.predicts}"),
+            ("class_weight", self.class_weight is None or balances, '"balanced", for classes, or None'),
         ]
         problems = failed_checks(self, where, checks)
         if self.teacher is None:
@@ -147,7 +156,7 @@ class Text:
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Return a problem if the label column of the spine has a type that the kind of label cannot be."""
-        return self.predicts.spine_problems(where, spine) if isinstance(self.predicts, Label) else []
+        return self.predicts.spine_problems(where, spine, self.weight) if isinstance(self.predicts, Label) else []
 
 
 def _sizes(student: Bag | Encoder) -> list[tuple[str, bool, str]]:

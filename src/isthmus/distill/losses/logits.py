@@ -15,6 +15,7 @@ from isthmus.distill.shapes import (
     check_tensors,
     floats,
     integers,
+    optional,
     positive,
     select,
 )
@@ -27,57 +28,73 @@ LEAST_PROBABILITY = 2.0**-24
 """Lower bound of the teacher's probability of a class or the tail; the smallest positive float16."""
 
 
-def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> Tensor:
+def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED, weights: Tensor | None = None) -> Tensor:
     """Return the cross entropy with true labels, to train a classifier: the mean of -log softmax(student)[label].
 
     `student` has logits, (..., classes), and `labels` integers below the number of classes, (...). Elements whose label
-    equals `ignored` do not count; the loss is 0 if no element counts. Raises a ConfigurationError if types, shapes or
-    labels do not fit.
+    equals `ignored` do not count; the loss is 0 if no element counts. `weights`, floats (...) of at least 0, weigh the
+    elements in the mean; None means equal weights. Raises a ConfigurationError if types, shapes or labels do not fit.
     """
     where = "hard targets"
-    check_tensors(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
+    check_tensors(
+        where, student=floats(student, "... classes"), labels=integers(labels, "..."), weights=optional(weights)
+    )  # fmt: skip
     wanted, counts = _counting(labels, ignored)
     check_tensors(where, below("labels", wanted, student.shape[-1]))
-    return average(functional.cross_entropy(select(student, counts), wanted, reduction="none"))
+    costs = functional.cross_entropy(select(student, counts), wanted, reduction="none")
+    return average(costs, weights, counts)
 
 
-def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
+def binary_hard_targets(
+    student: Tensor, labels: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
     """Return the cross entropy with 0/1 labels, to train a binary classifier.
 
     The loss is the mean of -y log p - (1 - y) log(1 - p). p is sigmoid(student), with `student` the logits of the
     second class, in any shape. The labels y are floats from 0 to 1 in the same shape. `mask`, bool in the same shape,
-    is True for the elements that count; None means all. Raises a ConfigurationError if types or shapes do not fit.
+    is True for the elements that count; None means all. `weights`, floats of at least 0 in the same shape, weigh the
+    elements in the mean. Raises a ConfigurationError if types or shapes do not fit.
     """
     where = "binary hard targets"
-    check_tensors(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))
+    check_tensors(
+        where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."),
+        weights=optional(weights),
+    )  # fmt: skip
     logits, wanted = select(student, mask), select(labels, mask)
-    return average(functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none"))
+    costs = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+    return average(costs, weights, mask)
 
 
-def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
+def soft_targets(
+    student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
     """Return the divergence of a student from the teacher's softened probabilities, the usual loss of a distillation.
 
     The loss is the mean of T² KL(softmax(t / T) ‖ softmax(s / T)), with T the temperature (Hinton et al., 2015,
     arXiv:1503.02531). The logits s of the student and t of the teacher are (..., classes) and finite. The factor T²
     keeps the gradient's size when T changes. `mask`, bool (...), is True for the rows of logits that count; None means
-    all. Raises a ConfigurationError if types or shapes do not fit.
+    all. `weights`, floats (...) of at least 0, weigh the rows in the mean. Raises a ConfigurationError if types or
+    shapes do not fit.
     """
     problem = positive("temperature", temperature)
-    check_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
+    counted = {"mask": booleans(mask, "..."), "weights": optional(weights)}
+    check_pair("soft targets", "... classes", student, teacher, problem, **counted)
     softened = [select(logits, mask) / temperature for logits in (student, teacher)]
-    return average(divergence(*softened)) * temperature**2
+    return average(divergence(*softened), weights, mask) * temperature**2
 
 
-def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
+def binary_soft_targets(
+    student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
     """Return the loss `soft_targets` for two classes, from the logits of the second class alone.
 
     The logits of student and teacher are (...) and finite. A probability is sigmoid(logit / temperature). `mask`, bool
-    (...), is True for the elements that count; None means all. Raises a ConfigurationError if types or shapes do not
-    fit.
+    (...), is True for the elements that count; None means all. `weights`, floats (...) of at least 0, weigh the
+    elements in the mean. Raises a ConfigurationError if types or shapes do not fit.
     """
     check_pair("binary soft targets", "...", student, teacher, mask=booleans(mask, "..."))
     two = [torch.stack([torch.zeros_like(logits), logits], -1) for logits in (student, teacher)]
-    return soft_targets(*two, temperature=temperature, mask=mask)
+    return soft_targets(*two, temperature=temperature, mask=mask, weights=weights)
 
 
 def top_k_targets(

@@ -170,7 +170,7 @@ class Objective(nn.Module):
         ]
         if problems:
             raise ConfigurationError("objective", problems)
-        self.terms, self._control = dict(terms), control
+        self.terms, self.control = dict(terms), control
         for name, term in terms.items():
             # The prefix avoids clashes with torch's attributes.
             self.add_module(f"term {name}", term)
@@ -181,7 +181,7 @@ class Objective(nn.Module):
 
     def without_teacher(self) -> "Objective | None":
         """Return the objective that trains the control; None if all losses use the teacher."""
-        terms = self._control or {name: term for name, term in self.terms.items() if not term.asks_teacher}
+        terms = self.control or {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
 
     def require_weight(self, steps: int, where: str) -> None:

@@ -18,6 +18,7 @@ from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.kinds.number import NumberLabels
 from isthmus.distill.tabular.kinds.rank import RankLabels
+from isthmus.distill.tabular.kinds.weights import row_weights, weighted, weighted_targets
 from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.users.sources import TeacherRows
 from isthmus.distill.tabular.users.teacher import UserTeacher, sources
@@ -45,6 +46,11 @@ class LabelTask(Task):
         super().__init__(material)
         self.declared = declared
         self._kind = self._labels(declared)
+        train = self.labeled(material.parts.train)
+        self._row_weights = row_weights(material.table, declared, self._kind.values, train)
+        self._label_type = self._kind.targets.dtype
+        if self._row_weights is not None:
+            self._kind.targets = weighted_targets(self._kind.targets, self._row_weights)
         self.metric, self.more, self.keys = self._kind.metric, self._kind.more, (self._kind.key,)
         self.classes, self.pipeline = self._kind.classes, self._kind.pipeline
         self.tolerance, self.rounding = self._kind.tolerance, self._kind.rounding
@@ -109,7 +115,8 @@ class LabelTask(Task):
             calibration.learn(raw, self._kind.values[rows])
 
     def objective(self) -> Objective:
-        return self._kind.objective(self.declared)
+        objective = self._kind.objective(self.declared)
+        return objective if self._row_weights is None else weighted(objective, self._label_type)
 
     def quality(self, answers: Answers, rows: Index, _teacher: Answers) -> dict[str, float]:
         """Return metrics of a model; for a teacher that may abstain, of the rows that it answers, and their share."""

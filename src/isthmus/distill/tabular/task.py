@@ -96,8 +96,10 @@ class TabularTask(LabelTask):
                 **self._recipe(),
                 "inputs": [[item.name, item.dtype.name] for item in inputs],
                 **({} if seen_by is None else {"device": seen_by.identity()}),
+                **({} if self._row_weights is None else {"weight": [self.declared.weight, self.declared.class_weight]}),
             },
             learner=self._kind.learner,
+            weights=self._row_weights,
         )
 
     def student(self) -> nn.Module:

@@ -40,19 +40,21 @@ BINARY = Learner(HistGradientBoostingClassifier, "logits")
 class Boosting(Teacher):
     """A teacher by gradient boosting, fitted to the training rows of a table on first use; batches are row numbers.
 
-    `data` reads the inputs of all rows, `labels` has all labels, and `train` has the numbers of the training rows.
-    `recipe` is plain data that identifies table, labels and training rows. With the options it is the teacher's
-    fingerprint, so nothing is fitted if all outputs are cached. Texts that the training rows lack are treated like
-    null. The number of threads does not change the outputs.
+    `data` reads the inputs of all rows, `labels` and `weights` have a value for each row (no weights if None), and
+    `train` has the numbers of the training rows. `recipe` is plain data that identifies table, labels, weights and
+    training rows. With the options it is the teacher's fingerprint, so nothing is fitted if all outputs are cached.
+    Texts that the training rows lack are treated like null. The number of threads does not change the outputs.
     """
 
     def __init__(  # noqa: PLR0913 - options of the learner, by name
         self, name: str, data: Callable[[], TabularTensors], labels: Array, train: Index, *, rounds: int,
         learning_rate: float, threads: int, recipe: Mapping[str, Any], learner: Learner = BINARY,
+        weights: Array | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, (learner.key,), labels=learner.classes)
         self._learner = learner
         self._data, self._labels, self._train, self._threads = data, labels, train, threads
+        self._row_weights = None if weights is None else weights[train]
         self._recipe = {
             **recipe, "library": self.runtime, "learner": learner.kind.__name__,
             "rounds": rounds, "learning_rate": learning_rate, "leaves": LEAVES, "min_samples_leaf": MIN_SAMPLES_LEAF,
@@ -79,7 +81,8 @@ class Boosting(Teacher):
             **self._learner.options,
         )
         with threadpool_limits(self._threads):
-            return _Fitted(model.fit(matrix[self._train], self._labels[self._train]), matrix, words, empty)
+            model.fit(matrix[self._train], self._labels[self._train], sample_weight=self._row_weights)
+            return _Fitted(model, matrix, words, empty)
 
     def _answer(self, batch: Index) -> Mapping[str, Any]:
         return {self._learner.key: self._scores(self._fitted.matrix[batch])}

@@ -35,9 +35,11 @@ def taught_term(loss: Callable[..., Tensor], weight: float, declared: Tabular | 
     return Term(partial(_where_answered, loss), weight, **arguments, answered=f"teacher.{ANSWERED}")
 
 
-def _where_labeled(loss: Callable[..., Tensor], /, *, student: Tensor, **labels: Tensor) -> Tensor:
+def _where_labeled(
+    loss: Callable[..., Tensor], /, *, student: Tensor, weights: Tensor | None = None, **labels: Tensor
+) -> Tensor:
     (values,) = labels.values()
-    return loss(student, values, mask=values.isfinite())
+    return loss(student, values, mask=values.isfinite(), weights=weights)
 
 
 def _where_answered(loss: Callable[..., Tensor], /, *, answered: Tensor, **tensors: Tensor) -> Tensor:
