@@ -1,4 +1,4 @@
-"""Tasks of every kind, and the gradient of their first step; as a script, in each of several processes: `RESULT`."""
+"""Tasks of every kind, and the gradient of their first step; as a script, in each process: `RESULT [KIND...]`."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -149,14 +149,13 @@ def gradients(task: Task, accumulation: int, batch: int = 30) -> dict[str, Tenso
 
 
 def main() -> None:
-    rank = cpu().process_index
-    tensors = {
-        f"{name}/{accumulation}/{key}": value
-        for name, create in TASKS.items()
-        for accumulation, task in [(n, create()) for n in (1, 2)]
-        for key, value in gradients(task, accumulation).items()
-    }
-    save_file(tensors, f"{sys.argv[1]}.{rank}")
+    result, *kinds = sys.argv[1:]
+    tensors = {}
+    for kind in kinds or TASKS:
+        task = TASKS[kind]()
+        for accumulation in (1, 2):
+            tensors |= {f"{kind}/{accumulation}/{key}": of for key, of in gradients(task, accumulation).items()}
+    save_file(tensors, f"{result}.{cpu().process_index}")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def test_the_parts_of_a_batch_give_its_loss_and_gradient(kind: str) -> None:
 @pytest.mark.accept
 def test_two_processes_give_the_loss_and_gradient_of_one(tmp_path: Path) -> None:
     with launched(tmp_path, "", str(tmp_path / "result"), module="tests.distill.dividing") as both:
-        said, _ = both.communicate(timeout=300)
+        said, _ = both.communicate(timeout=900)
         assert both.returncode == 0, said
     found = [load_file(tmp_path / f"result.{rank}") for rank in (0, 1)]
     for kind, create in TASKS.items():
@@ -135,7 +135,7 @@ def test_an_output_that_is_not_per_row_is_refused_with_a_way_out() -> None:
     student = task.student()
     step = StudentStep(task, student, task.objective())
     with pytest.raises(
-        ConfigurationError, match=r"output: shape \(\) for 10 rows; expected an output per row"
+        ConfigurationError, match=r"output: shape \(\) for 10 rows; expected a row for each row"
     ) as raised:
         next(losses(step, student, Rows(task), Parts(torch.arange(20), 2), 0.5))
     assert "accumulation" in raised.value.remedy

@@ -1,6 +1,6 @@
 """The parts of a batch, which are computed one after the other to save memory, or in several processes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,24 +27,18 @@ class Parts:
     Attributes:
         rows: row indexes of the whole batch, over all processes.
         shares: number of rows of each process.
-        rank: number of this process, from 0.
-        indexes: row indexes of each part of this process. A process without rows has one row that must not count, since
-            the other processes wait for its gradients.
+        indexes: row indexes of each part of this process, `rank`.
+        single: True if the batch has a single part.
+        empty: True if this process has no rows. Its part is then a row that must not count, since the other processes
+            wait for its gradients.
     """
 
     def __init__(self, rows: Tensor, accumulation: int, processes: int = 1, rank: int = 0) -> None:
         shares = rows.tensor_split(processes)
-        self.rows, self.shares, self.rank, share = rows, [*map(len, shares)], rank, shares[rank]
+        self.rows, self.shares, share = rows, [*map(len, shares)], shares[rank]
         self.indexes = share.tensor_split(min(accumulation, len(share))) if len(share) else (rows[:1],)
         self._places = [*accumulate(map(len, self.indexes), initial=sum(self.shares[:rank]))]
-
-    @property
-    def single(self) -> bool:
-        return len(self.shares) == len(self.indexes) == 1
-
-    @property
-    def empty(self) -> bool:
-        return not self.shares[self.rank]
+        self.single, self.empty = len(self.shares) == len(self.indexes) == 1, not len(share)
 
     def slices(self) -> Iterator[slice]:
         """Return the position of each part in `rows`."""
@@ -61,9 +55,9 @@ class Parts:
         distributed.all_gather(gathered, padded)
         return torch.cat([rows[:count] for rows, count in zip(gathered, self.shares, strict=True)])
 
-    def total(self, counts: Sequence[Tensor]) -> Tensor:
+    def total(self, counts: list[Tensor]) -> Tensor:
         """Return the sum of a tensor over all parts and processes, from its value for each part of this process."""
-        total = torch.stack([*counts]).sum(0) * (not self.empty)
+        total = torch.stack(counts).sum(0) * (not self.empty)
         if len(self.shares) > 1:
             distributed.all_reduce(total)
         return total
@@ -90,7 +84,7 @@ def losses(step: Step, module: nn.Module, data: TrainingRows, parts: Parts, done
     Call `backward` on each scalar before you take the next one. The mapping has the part's share of the values to log:
     of each term, and of the "loss".
     """
-    if isinstance(step, SplitStep) and not parts.single:
+    if not parts.single and isinstance(step, SplitStep):
         yield from step.split(module, data, parts, done)
         return
     for part in parts.indexes:

@@ -48,7 +48,7 @@ class StudentStep:
             return self.objective(outputs, batch.teacher, batch.labels, done)
 
     def split(self, module: nn.Module, data: TrainingRows, parts: Parts, done: float) -> Iterator[Stepped]:
-        return (self._whole if self.whole else self._separate)(module, data, parts, done)
+        return (self._joint if self.whole else self._separate)(module, data, parts, done)
 
     def check(self, module: nn.Module, data: TrainingRows, parts: Parts) -> None:
         """Compute every loss once, without gradients; raise a ConfigurationError that lists all that do not fit."""
@@ -60,7 +60,7 @@ class StudentStep:
     def _separate(self, module: nn.Module, data: TrainingRows, parts: Parts, done: float) -> Iterator[Stepped]:
         with self._located(done):
             batches = [self._sampled(data[part]) for part in parts.indexes]
-        counts = [self._counts(batch, len(part)) for batch, part in zip(batches, parts.indexes, strict=True)]
+        counts = [self._counts(batch) for batch in batches]
         total = parts.total(counts).clamp(min=1)
         for batch, count in zip(batches, counts, strict=True):
             shares = dict(zip(self.objective.terms, count / total * (not parts.empty), strict=True))
@@ -69,12 +69,11 @@ class StudentStep:
                 loss, terms = self.objective(outputs, batch.teacher, batch.labels, done, shares)
             yield loss, {**terms, "loss": loss.detach()}
 
-    def _counts(self, batch: TeacherBatch, rows: int) -> Tensor:
-        counted, device = self.task.counted(batch), batch.inputs[0].device
-        counts = [counted.get(name, torch.tensor(rows, device=device)) for name in self.objective.terms]
-        return torch.stack(counts).float()
+    def _counts(self, batch: TeacherBatch) -> Tensor:
+        counted, rows = self.task.counted(batch), batch.inputs[0].new_tensor(len(batch.inputs[0]), dtype=torch.float32)
+        return torch.stack([counted.get(name, rows).float() for name in self.objective.terms])
 
-    def _whole(self, module: nn.Module, data: TrainingRows, parts: Parts, done: float) -> Iterator[Stepped]:
+    def _joint(self, module: nn.Module, data: TrainingRows, parts: Parts, done: float) -> Iterator[Stepped]:
         leaves: list[Tensor] = []
 
         def leaf(output: Tensor) -> Tensor:
@@ -113,15 +112,16 @@ class StudentStep:
         found = [answers(self.task, module(*_inputs(batch, rows))) for rows in parts.slices()]
         for buffer, value in buffers:
             buffer.copy_(value)
+        if parts.single:
+            return found[0]
 
         def join(*outputs: Tensor) -> Tensor:
             for output, part in zip(outputs, parts.indexes, strict=True):
-                if output.ndim == 0 or len(output) != len(part):
-                    expected = "an output per row on the first axis"
-                    problem = Problem("output", f"shape {tuple(output.shape)} for {len(part)} rows", expected)
-                    remedy = "set accumulation to 1, or declare the task as separable"
+                if output.shape[:1] != part.shape:
+                    problem = Problem("output", f"shape {(*output.shape,)} for {len(part)} rows", "a row for each row")
+                    where = f"{self.task.material.declaration.where}: student"
                     raise ConfigurationError(
-                        f"{self.task.material.declaration.where}: student", [problem], remedy=remedy
+                        where, [problem], remedy="set accumulation to 1, or make the task separable"
                     )
             return convert(torch.cat(outputs))
 

@@ -80,11 +80,11 @@ def weighted(objective: Objective, dtype: torch.dtype) -> Objective:
 def _weighted(term: Term, dtype: torch.dtype) -> Term:
     named = {name for name, source in term.arguments.items() if source == "labels"}
     sources = {name: source for name, source in term.arguments.items() if source != "labels"}
-    return Term(partial(_apply, term.loss, named, dtype), term.weight, **sources, weighted="labels")
+    return Term(partial(_apply, term.loss, named, dtype), term.weight, **sources, targets="labels")
 
 
 def _apply(
-    loss: Callable[..., Tensor], named: set[str], dtype: torch.dtype, /, *, weighted: Tensor, **tensors: Any
+    loss: Callable[..., Tensor], named: set[str], dtype: torch.dtype, /, *, targets: Tensor, **tensors: Any
 ) -> Tensor:
-    labels, weights = weighted.unbind(1)
+    labels, weights = targets.unbind(1)
     return loss(**tensors, **dict.fromkeys(named, labels.to(dtype)), weights=weights)
