@@ -67,8 +67,8 @@ swagger:
 # Run property tests with 1,000 examples each, and other tests with more kills, requests and rows.
 # tests/thorough.txt records the last run that passed.
 thorough: needs $(COMPILED) browser
-	TEST_KILLS=20 TEST_LOOKUPS=100000 TEST_REQUESTS=1000 TEST_ROWS=1000 TEST_EXPRESSIONS=1000 TEST_BATCH_ROWS=56000 \
-		HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "hypothesis or thorough" --timeout=7200
+	TEST_DAMAGED=250 TEST_KILLS=20 TEST_LOOKUPS=100000 TEST_REQUESTS=1000 TEST_ROWS=1000 TEST_EXPRESSIONS=1000 \
+		TEST_BATCH_ROWS=56000 HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "hypothesis or thorough" --timeout=7200 -o faulthandler_timeout=7500
 	echo "make thorough last passed on $$(date -u +%F), on commit $$(git rev-parse --short HEAD)." | tee tests/thorough.txt
 
 EXECUTORCH := src/isthmus/distill/executorch.txt

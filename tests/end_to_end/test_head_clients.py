@@ -13,7 +13,7 @@ from tests.end_to_end.compilers import Command, kotlin, swift
 from tests.package.featurizer import cases
 from tests.transforms.request.test_heads import ROWS, Portion, drawn, exact
 
-pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module", params=[kotlin, swift])

@@ -1,5 +1,6 @@
 """A label of each kind, from a spine to answers: trained, exported, verified, deployed, served, and run by a page."""
 
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +30,7 @@ from isthmus.orchestration.verification.verify import require_passed, verify
 from isthmus.package.inspect import OnnxRuntime, inspect
 from isthmus.package.manifest import open_package
 from tests.end_to_end.files import served
+from tests.orchestration.conftest import once
 from tests.orchestration.shop import Shop, learnable, with_device, with_moment, write
 
 pytestmark = [pytest.mark.browser, pytest.mark.accept]
@@ -71,13 +73,22 @@ def shop_of(root: Path, kind: str) -> Shop:
     return shop
 
 
+def exported_shop(factory: pytest.TempPathFactory, kind: str) -> Path:
+    """The shop from its sources to a package, made once for all workers. Copy it before you change it."""
+
+    def make(folder: Path) -> None:
+        project = Project(shop_of(folder, kind).root)
+        for step in (apply, build, materialize, snapshot, training_set, distill, export):
+            step(project)
+
+    return once(factory, f"label-{kind}", make)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_label_of_each_kind_is_learned_verified_and_served(
-    kind: str, tmp_path: Path, phone: Callable[[str], Page]
+    kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, phone: Callable[[str], Page]
 ) -> None:
-    project = Project(shop_of(tmp_path / "shop", kind).root)
-    for step in (apply, build, materialize, snapshot, training_set, distill, export):
-        step(project)
+    project = Project(Path(shutil.copytree(exported_shop(tmp_path_factory, kind), tmp_path / "shop")))
     artifacts, metric, output = Artifacts.of(project, None), *KINDS[kind][3:]
     report = artifacts.last_report()
     assert report["metric"] == metric

@@ -15,20 +15,14 @@ import pytest
 from onnx import helper
 
 from isthmus.distill.onnx.runtime import oldest_runtime, ort_format, predict, session
-from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.snapshots.create import snapshot
-from isthmus.orchestration.tables.build import build
-from isthmus.orchestration.tables.materialize import materialize
-from isthmus.orchestration.training.set import training_set
 from isthmus.package.clients import CLIENTS
 from isthmus.package.golden import read_golden
 from isthmus.package.manifest import open_package
 from tests.distill.decoder.support import packaged
 from tests.end_to_end.compilers import compiler
-from tests.end_to_end.test_labels import KINDS, shop_of
+from tests.end_to_end.test_labels import KINDS, exported_shop
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
@@ -45,10 +39,7 @@ def blocks(package: Path, language: str) -> list[str]:
 @pytest.fixture(scope="module", params=KINDS)
 def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package of a label of each kind, with stored features on the device."""
-    project = Project(shop_of(tmp_path_factory.mktemp(request.param) / "shop", request.param).root)
-    for step in (apply, build, materialize, snapshot, training_set, distill, export):
-        step(project)
-    return Artifacts.of(project, None).last_package()
+    return Artifacts.of(Project(exported_shop(tmp_path_factory, request.param)), None).last_package()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.package.snapshot import vectors
 from tests.package.snapshot.support import Content
 from tests.package.snapshot.vectors import CHANGED, HOUR, MADE, SECOND, snapshot
 
-pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
 CASES = Path(vectors.__file__).parent
 LARGE: Sequence[Content] = [

@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.accept
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(900)
 def test_the_installation_works_as_written(tmp_path: Path) -> None:
     """Run the installation that the README and the documentation print, then the tests of a new project."""
     pages = ("README.md", "docs/index.md", "docs/tutorial.md", "docs/command-line.md")

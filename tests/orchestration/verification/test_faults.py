@@ -514,9 +514,11 @@ def altering(log: Path) -> Iterator[Path]:
         front = log.with_suffix(".front")
         message = {"event": "listening", "host": "127.0.0.1", "port": server.server_port}
         front.write_text(json.dumps(message) + "\n")
-        yield front
-        server.shutdown()
-        thread.join()
+        try:
+            yield front
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_server_that_answers_something_else_to_a_single_row(exported: Shop, project: Open) -> None:
