@@ -363,6 +363,37 @@ class Coarse(Classes):
     tolerance = MappingProxyType({"fp32": 1e-5, "int8": 1e-12})
 
 
+class Widened(nn.Module):
+    """A layer reads an input that is much larger than all others, with a weight of zero."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, units), nn.Linear(units + 1, units)
+        self.last = nn.Linear(units, CLASSES)
+        self.mask: Tensor
+        self.register_buffer("mask", torch.cat([torch.ones(units), torch.zeros(1)]))
+
+    def forward(self, numbers: Tensor) -> dict[str, Any]:
+        first = self.first(numbers).tanh()
+        wide = torch.cat([first, 1e4 * numbers[:, :1]], 1)
+        second = nn.functional.linear(wide, self.second.weight * self.mask, self.second.bias).tanh()
+        return {"logits": self.last(second), "hidden": [first, second], "embedding": second}
+
+
+class Outliers(Classes):
+    """Static INT8 rounds all inputs of a layer to the step of the largest; 8-bit weights are close enough."""
+
+    tolerance = MappingProxyType({"fp32": 1e-5, "int8": 0.02})
+
+    def student(self) -> nn.Module:
+        return Widened(90)
+
+    def teacher(self) -> Teacher:
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            return NetworkTeacher(Classifier(96), ["logits", "embedding"], name="classifier")
+
+
 class Edged(Classes):
     """A device may be fed no rows at all."""
 

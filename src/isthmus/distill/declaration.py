@@ -188,8 +188,8 @@ class Tabular:
 class Search:
     """The students that `isthmus model search` trains to find good, fast and small ones for this machine.
 
-    `[profiles.serving]` limits a student's p99 and memory and sets its precision. With precision "fastest", the
-    precision is searched too.
+    `[profiles.serving]` limits a student's p99 and memory and sets its precision. With precision "fastest"
+    or "smallest", the precision is searched too.
 
     Attributes:
         shape: values to try for names of the task's `shape`. Order them so that neighbors are similar, since the search

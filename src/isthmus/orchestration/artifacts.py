@@ -16,7 +16,7 @@ from isthmus.features.contract.diff import service_differences
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.files import read_pointer
-from isthmus.features.profiles import FASTEST, ServingProfile
+from isthmus.features.profiles import FASTEST, SMALLEST, ServingProfile
 from isthmus.orchestration.project import Project
 from isthmus.package.manifest import open_package, read_contract, read_package
 
@@ -254,7 +254,7 @@ def read_json(file: Path, verb: str) -> dict[str, Any]:
 
 def serving_profile(project: Project, package: Path) -> ServingProfile:
     profile = project.settings.profiles.serving
-    if profile.precision != FASTEST:
+    if profile.precision not in (FASTEST, SMALLEST):
         return profile
     return replace(profile, precision=read_json(serving_file(package), "model export")["precision"])
 

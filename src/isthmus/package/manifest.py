@@ -42,8 +42,11 @@ Format = Literal["onnx", "ort", "pte", "tflite", "mlpackage"]
 WHOLE: tuple[Format, ...] = ("onnx", "ort")
 """Formats of ONNX Runtime, which can run the whole graph."""
 
-Precision = Literal["fp32", "int8", "int4"]
-"""Precision of the weights; four bits are for models that generate text only."""
+Precision = Literal["fp32", "fp16", "w8", "int8", "int4"]
+"""Precision of a model file; int4 is for models that generate text only.
+
+The files of w8 (8 bits) and fp16 (16 bits) are compressed: they store smaller weights, and compute in float32.
+"""
 
 Element = Literal["bool", "uint8", "int32", "int64", "float", "double", "string"]
 """Element types of a model's inputs and outputs, by their names in ONNX."""

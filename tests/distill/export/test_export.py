@@ -37,7 +37,14 @@ from isthmus.distill.tabular.student import Student
 from isthmus.distill.tabular.tensors import TabularTensors
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.types import Index
-from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
+from isthmus.features.errors import (
+    ConfigurationError,
+    ContractMismatch,
+    DataError,
+    DependencyError,
+    GateFailed,
+    PackageError,
+)
 from isthmus.features.types import Int64
 from isthmus.features.values.columns import from_python
 from isthmus.package.checksums import README, SUMS
@@ -51,6 +58,8 @@ from isthmus.transforms.preparation.steps import Embed, described
 from tests.distill.conftest import DEVICE, SERVING, make_package
 from tests.distill.packages import resum, rewritten
 from tests.distill.support import CONTRACT, STUDENT, check_package, difference, material, run
+
+OUTLIERS: dict[str, Any] = {"task": "tests.distill.kinds:Outliers", "seeds": 1, "epochs": 1}
 
 
 def test_the_package_is_whole(exported: ExportReport, trained: DistillationReport) -> None:
@@ -390,6 +399,57 @@ def test_the_fastest_precision_is_found_by_measuring(
     assert found.digest == exported.digest
     assert found.served.precision in ("fp32", "int8")
     assert exported.served.precision == "int8"
+
+
+@pytest.fixture(scope="module")
+def outliers(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> DistillationReport:
+    return run(tmp_path_factory.mktemp("outliers"), table, **OUTLIERS)
+
+
+def test_the_first_precision_within_its_tolerance_is_the_smallest(
+    outliers: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    def made(precision: Any) -> ExportReport:
+        return make_package(outliers.path, table, tmp_path, replace(SERVING, precision=precision), **OUTLIERS)
+
+    whole, report = made("fastest"), made("smallest")
+    assert ([*whole.left_out], [*whole.bytes]) == (["int8"], ["fp32"])
+    assert report.served.precision == "w8"
+    assert re.match(r"model\.int8\.onnx: .* answers .* where the student in torch answers", report.left_out["int8"])
+    assert report.left_out["fp16"] == "model.fp16: not needed: w8 passes and comes first"
+    assert list(report.bytes) == ["fp32", "w8"]
+    package = open_package(report.path)
+    files = {variant.file: variant for variant in package.manifest.variants}
+    assert list(files) == [f"model.{precision}.{form}" for precision in ("fp32", "w8") for form in ("onnx", "ort")]
+    for form in ("onnx", "ort"):
+        small, large = files[f"model.w8.{form}"], files[f"model.fp32.{form}"]
+        assert small.bytes < 0.6 * large.bytes
+        assert (small.precision, small.tolerance) == ("w8", 0.02)
+        assert 0 < small.worst < 0.02
+    compared = check_package(material(table, **OUTLIERS), package, outliers.path)
+    assert {file: each.differing for file, each in compared.items()} == dict.fromkeys(files, 0)
+    assert made("w8").digest == report.digest
+    half = made("fp16")
+    assert (half.served.precision, list(half.bytes)) == ("fp16", ["fp32", "fp16"])
+    assert whole.bytes["fp32"] > half.bytes["fp16"] > report.bytes["w8"]
+
+
+def test_a_precision_that_saves_nothing_is_left_out(
+    coarse: DistillationReport, exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    small = {"task": "tests.distill.kinds:Coarse", "seeds": 1, "epochs": 1}
+    report = make_package(coarse.path, table, tmp_path, replace(SERVING, precision="smallest"), **small)
+    assert report.served.precision == "fp32"
+    assert report.left_out.keys() == {"int8", "w8", "fp16"}
+    assert re.match(r"model\.w8\.ort: has [\d,]+ bytes; expected fewer than the [\d,]+ of fp32", report.left_out["w8"])
+    with pytest.raises(GateFailed, match=r"model\.fp16\.ort: has .* bytes.* serve fp32"):
+        make_package(coarse.path, table, tmp_path, replace(SERVING, precision="fp16"), **small)
+    with pytest.raises(ConfigurationError, match=r"int4.*expected a precision that the task has: fp32, int8"):
+        make_package(coarse.path, table, tmp_path, replace(SERVING, precision="int4"), **small)
+    # INT8 of this model is within its tolerance and smaller.
+    smallest = make_package(trained.path, table, tmp_path, replace(SERVING, precision="smallest"))
+    assert smallest.served.precision == "int8"
+    assert smallest.digest == exported.digest
 
 
 def damaged(model: Path, copy: Path) -> Path:

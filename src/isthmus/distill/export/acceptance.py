@@ -10,12 +10,13 @@ import msgspec
 from isthmus.distill.evaluation.metrics import interleaved, throughput
 from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference
 from isthmus.distill.gates import Gate, check_figures, require_passed
+from isthmus.distill.onnx.quantize import COMPRESSED
 from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, GateFailed, ParityFailed, Problem
-from isthmus.features.profiles import FASTEST, ServingProfile
+from isthmus.features.profiles import FASTEST, SMALLEST, ServingProfile
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import CORE, Format, Variant
+from isthmus.package.manifest import CORE, MODEL, Format, Precision, Variant
 from isthmus.package.replay import Deviation
 
 
@@ -24,6 +25,9 @@ class Accepted(NamedTuple):
     model: bytes
     outputs: list[dict[str, Array]]
 
+
+LADDER = ("int4", "int8", *COMPRESSED, "fp32")
+"""Precisions in the order in which "smallest" tries them."""
 
 SLOWER = 1.1
 """Ratio of two medians from which one counts as slower."""
@@ -61,7 +65,7 @@ def accept(
     require_gates(file, figures, task.material.declaration.required)
     variant = Variant(
         file=file,
-        precision="int8" if precision == "int8" else "fp32",
+        precision=msgspec.convert(precision, Precision),
         format=msgspec.convert(suffix.removesuffix(".zip"), Format),
         bytes=len(model),
         sha256=hashlib.sha256(model).hexdigest(),
@@ -78,7 +82,9 @@ def require_parity(file: str, limits: ParityLimits, precision: str, deviations: 
     far = max(deviations, key=lambda each: each.share)
     if far.share <= 1:
         return
-    remedy = "serve fp32, or train again" if precision == "int8" else "make the graph compute what the student computes"
+    remedy = "make the graph compute what the student computes"
+    if precision != "fp32":
+        remedy = 'serve "smallest" or fp32, or train again'
     if line := limits.tolerance_line(precision, max(each.by for each in deviations)):
         remedy += f", or allow a larger difference: {line}"
     raise ParityFailed(
@@ -106,11 +112,39 @@ class Measured(msgspec.Struct, frozen=True):
     load_ms: float
 
 
+def exported_precisions(tolerances: Mapping[str, float], profile: ServingProfile) -> list[str]:
+    """Return the precisions that export tries: those with a tolerance, and the compressed ones that `profile` needs.
+
+    A compressed precision without its own tolerance has the tolerance of int8.
+    """
+    extra = COMPRESSED if profile.precision == SMALLEST else {profile.precision}.intersection(COMPRESSED)
+    return list(dict.fromkeys([*tolerances, *(extra if "int8" in tolerances else ())]))
+
+
 def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> list[str]:
+    if profile.precision == SMALLEST:
+        return [precision for precision in LADDER if precision in precisions]
     if allowed := [precision for precision in precisions if profile.precision in (precision, FASTEST)]:
         return allowed
     problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(precisions)}")
     raise ConfigurationError("profiles.serving", [problem])
+
+
+def served_models(models: Mapping[str, bytes], allowed: Sequence[str], profile: ServingProfile) -> dict[str, bytes]:
+    """Select the models to time, by precision: all allowed ones, or only the first of them for "smallest"."""
+    found = [precision for precision in allowed if precision in models]
+    return {precision: models[precision] for precision in (found[:1] if profile.precision == SMALLEST else found)}
+
+
+def require_smaller(precision: str, models: Mapping[str, bytes], profile: ServingProfile) -> None:
+    """Raise GateFailed if a file that should save space is not smaller than fp32. `models` is by file name."""
+    saves = COMPRESSED if profile.precision != SMALLEST else LADDER
+    size, whole = (len(models[f"{MODEL}.{name}.ort"]) for name in (precision, "fp32"))
+    if precision in saves and precision != "fp32" and size >= whole:
+        raise GateFailed(
+            f"{MODEL}.{precision}.ort", f"has {size:,} bytes", expected=f"fewer than the {whole:,} of fp32",
+            remedy="serve fp32, or another precision",
+        )  # fmt: skip
 
 
 def fastest_within_budget(

@@ -72,10 +72,14 @@ class ParityLimits:
 
     def limit(self, precision: str, output: str) -> float:
         scale, rounding = self.scales.get(output, (1.0, 0.0))
-        return self.tolerances[precision] * scale + rounding
+        return self.tolerances[self._key(precision)] * scale + rounding
 
     def largest(self, precision: str) -> float:
-        return max((self.limit(precision, name) for name in self.scales), default=self.tolerances[precision])
+        limits = (self.limit(precision, name) for name in self.scales)
+        return max(limits, default=self.tolerances[self._key(precision)])
+
+    def _key(self, precision: str) -> str:
+        return precision if precision in self.tolerances else "int8"
 
     def compare(self, precision: str, case: Case, outputs: Answers) -> list[Deviation]:
         return [
@@ -86,8 +90,9 @@ class ParityLimits:
 
     def source(self, precision: str) -> str:
         if isinstance(self.task.material.declaration.task, str):
-            name = f'tolerance["{precision}"]'
-            scaled = f"the default {name}, {self.tolerances[precision]:g}, times the scale of the output"
+            key = self._key(precision)
+            name = f'tolerance["{key}"]'
+            scaled = f"the default {name}, {self.tolerances[key]:g}, times the scale of the output"
             return scaled if self.scales else f"{name} of {type(self.task).__name__}"
         return f"the tolerance of this kind of task in {precision}"
 

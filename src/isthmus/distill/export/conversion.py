@@ -1,10 +1,10 @@
-"""Export a student as ONNX graphs in fp32 and int8."""
+"""Export a student as ONNX graphs in all precisions."""
 
 from collections.abc import Sequence
 
 import onnx
 
-from isthmus.distill.onnx.quantize import quantize
+from isthmus.distill.onnx.quantize import COMPRESSED, compress_weights, quantize
 from isthmus.distill.tasks.task import Case, Task
 from isthmus.distill.types import evenly_spaced, in_batches
 
@@ -17,6 +17,8 @@ CALIBRATION_BYTES = 256 << 20
 def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequence[Case]) -> bytes:
     if precision == "fp32":
         return bytes(model.SerializeToString(deterministic=True))
+    if precision in COMPRESSED:
+        return compress_weights(model, precision, task.quantized)
     train = task.material.parts.train
     size = sum(tensor.nbytes for tensor in task.feeds(train[:1]).values())
     count = min(CALIBRATION_ROWS, max(task.at_once, CALIBRATION_BYTES // max(1, size)))

@@ -19,13 +19,17 @@ from isthmus.distill.export.acceptance import (
     Measured,
     accept,
     allowed_precisions,
+    exported_precisions,
     fastest_within_budget,
     int8_advice,
+    require_smaller,
+    served_models,
 )
 from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference, sample_cases
 from isthmus.distill.export.causal import ModelOrigin, TextFiles
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
+from isthmus.distill.onnx.quantize import COMPRESSED
 from isthmus.distill.onnx.runtime import Run, ort_format, tensor_info
 from isthmus.distill.restore import REPORT, Restored, restore, same_training
 from isthmus.distill.runtimes.conversions import INTERPRETED, conversions_for, require_runtimes
@@ -36,7 +40,7 @@ from isthmus.distill.training.teacheroutputs import complete_outputs
 from isthmus.distill.types import Array
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, GateFailed, ParityFailed
-from isthmus.features.profiles import ServingProfile
+from isthmus.features.profiles import SMALLEST, ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.package.clients import CLIENTS, READERS, sources
 from isthmus.package.featurizer.form import HEAD
@@ -157,11 +161,13 @@ def _of_rows(files: "_Files", contract: Mapping[str, Any], device: DeviceManifes
     files.accept_models()
     files.accept_programs()
     package = files.package(contract, device)
-    sizes = {precision: package_bytes(package, precision) for precision in task.tolerance if precision not in left_out}
+    sizes = {
+        precision: package_bytes(package, precision) for precision in files.precisions if precision not in left_out
+    }
     models = {file.variant.file: file.model for file in files.accepted}
-    files_of = {precision: model for precision in task.tolerance if (model := models.get(f"model.{precision}.ort"))}
-    served, row = {name: files_of[name] for name in files.allowed if name in files_of}, task.feeds(test[:1])
-    measured = fastest_within_budget(served, row, sizes, profile)
+    files_of = {precision: model for precision in files.precisions if (model := models.get(f"model.{precision}.ort"))}
+    row = task.feeds(test[:1])
+    measured = fastest_within_budget(served_models(files_of, files.allowed, profile), row, sizes, profile)
     advice = int8_advice(files_of, row, profile.threads)
     files.progress("measured", 0.9)
     return _Content(package, sizes, {file: str(error) for file, error in left_out.items()}, measured, advice)
@@ -182,7 +188,7 @@ def _of_texts(
     package = files.package()
     written = [str(name) for name in writer.settings.precisions if name not in files.left_out]
     sizes = {name: package_bytes(package, name) for name in written}
-    served = {name: files.content[f"{MODEL}.{name}.ort"] for name in allowed if name in sizes}
+    served = served_models({name: files.content[f"{MODEL}.{name}.ort"] for name in sizes}, allowed, profile)
     if not served:
         raise GateFailed(
             "profiles.serving.precision", "; ".join(files.left_out[name] for name in allowed),
@@ -221,7 +227,8 @@ def _restored(material: Material, model_folder: Path) -> Restored:
 class _Files:
     def __init__(self, trained: Restored, cache: Path, profile: ServingProfile, progress: Progress) -> None:
         self.trained, self.profile, self.progress = trained, profile, progress
-        self.allowed = allowed_precisions([*trained.task.tolerance], profile)
+        self.precisions = exported_precisions(trained.task.tolerance, profile)
+        self.allowed = allowed_precisions(self.precisions, profile)
         progress("read", 0.1)
         self.accepted: list[Accepted] = []
         self.left_out: dict[str, GateFailed] = {}
@@ -230,9 +237,10 @@ class _Files:
         task, student = trained.task, trained.student
         golden, edges, graph = task.cases(student), task.edges(student), student_graph(task, student)
         self.models: dict[str, bytes] = {}
-        for precision in ("fp32", "int8"):
+        for precision in ("fp32", "int8", *(name for name in COMPRESSED if name in self.precisions)):
             model = in_precision(task, graph, precision, edges)
-            self.models |= {f"model.{precision}.onnx": model, f"model.{precision}.ort": ort_format(model)}
+            ort = ort_format(model, compressed=precision in COMPRESSED)
+            self.models |= {f"model.{precision}.onnx": model, f"model.{precision}.ort": ort}
         progress("converted", 0.3)
         test, everything = task.material.parts.test, np.arange(task.material.table.num_rows)
         teacher, _ = complete_outputs(task, task.teacher(), everything, cache, silent)
@@ -246,9 +254,10 @@ class _Files:
         limits = self.reference.task.max_sizes
         named = {size for tensor in self.inputs for size in tensor.shape if isinstance(size, str)}
         max_sizes = {size: largest for size, largest in limits.items() if size in named}
-        for precision in self.reference.task.tolerance:
+        for precision in self.precisions:
             passed: list[Accepted] = []
             try:
+                self._require_useful(precision)
                 for file, model in self.models.items():
                     if file.split(".")[1] == precision:
                         run = Candidate(model, self.profile.threads).run
@@ -264,6 +273,12 @@ class _Files:
                 self.progress(f"compared {precision}", 0.3 + 0.1 * len(self.accepted))
         if not self.accepted:
             raise next(iter(self.left_out.values()))
+
+    def _require_useful(self, precision: str) -> None:
+        require_smaller(precision, self.models, self.profile)
+        smaller = [file.variant.precision for file in self.accepted if file.variant.precision != "fp32"]
+        if self.profile.precision == SMALLEST and precision in COMPRESSED and smaller:
+            raise GateFailed(f"{MODEL}.{precision}", f"not needed: {smaller[0]} passes and comes first")
 
     def accept_programs(self) -> None:
         task, train = self.trained.task, self.trained.task.material.parts.train

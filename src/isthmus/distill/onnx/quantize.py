@@ -1,7 +1,7 @@
-"""Static INT8 quantization of ONNX graphs, with ONNX Runtime's quantizer."""
+"""Smaller ONNX graphs: static INT8 with ONNX Runtime's quantizer, and weights in 8 or 16 bits."""
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,9 @@ from isthmus.package.inputs import Feeds
 TABLE = "Gather"
 """The operator that reads embedding tables."""
 LEAST_TABLE = 4096
-"""Fewest numbers of a table to quantize: for a smaller one, the added nodes would outweigh the savings."""
+"""Fewest numbers of a table or weight to make smaller: below, the added nodes would outweigh the savings."""
+COMPRESSED = ("w8", "fp16")
+"""Precisions that store smaller weights and compute in float32, see `compress_weights`."""
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]
@@ -51,7 +53,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     source.CopyFrom(model)
     for place, node in enumerate(source.graph.node):
         node.name = node.name or f"node/{place}"
-    tables = _quantize_tables(source.graph) if TABLE in operators else 0
+    tables = _compress_tables(source.graph, "w8") if TABLE in operators else 0
     operators = [operator for operator in operators if operator != TABLE]
     layers = [node for node in source.graph.node if node.op_type in operators and not _has_factor(node)]
     if tables and not layers:
@@ -68,8 +70,110 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     return bytes(make_exact(quantized, model, layers[-1]).SerializeToString(deterministic=True))
 
 
-def _quantize_tables(graph: onnx.GraphProto) -> int:
-    """Quantize in place the tables that only Gather reads, to eight bits with one step per row; return how many."""
+def compress_weights(model: onnx.ModelProto, precision: str, operators: Sequence[str]) -> bytes:
+    """Return a copy of a model that stores smaller weights and computes in float32, as ONNX bytes.
+
+    "w8" stores 8-bit weights with one step per output of a layer and per row of an embedding table. "fp16" stores
+    half-precision weights. Inputs of layers are not rounded, so no calibration is needed, and outliers among them do no
+    harm. The graph converts the weights with Cast and Mul: runtimes then differ by float32 rounding only. ONNX
+    Runtime's MatMulNBits is faster, but rounds the inputs of layers on some processors and not on others.
+
+    `operators` has the ONNX operators whose weights become smaller. Weights with fewer than `LEAST_TABLE` numbers, and
+    weights that are not finite in the smaller type, stay in float32.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    if TABLE in operators:
+        _compress_tables(graph, precision)
+    constants = {tensor.name: tensor for tensor in graph.initializer if _is_large(tensor)}
+    nodes, stored = list[onnx.NodeProto](), dict[str, Array]()
+    for node in graph.node:
+        weight = constants.get(node.input[1]) if len(node.input) > 1 else None
+        axis = _output_axis(node)
+        if weight is None or axis is None or node.op_type not in operators or _has_factor(node):
+            nodes.append(node)
+            continue
+        values, step = _smaller(numpy_helper.to_array(weight), axis, precision)
+        nodes += (
+            _converted(node, f"{weight.name}/{axis % len(weight.dims)}", values, step, stored)
+            if values is not None
+            else [node]
+        )
+    del graph.node[:]
+    graph.node.extend(nodes)
+    used = {*_read_names(graph)}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
+    return bytes(result.SerializeToString(deterministic=True))
+
+
+def _smaller(weights: Array, axis: int, precision: str) -> tuple[Array | None, Array | None]:
+    """Return weights in a smaller type, and for "w8" the steps along `axis`; (None, None) if they are not finite."""
+    if precision == "fp16":
+        with np.errstate(over="ignore"):
+            half = weights.astype(np.float16)
+        return (half, None) if np.isfinite(half).all() else (None, None)
+    others = tuple(place for place in range(weights.ndim) if place != axis % weights.ndim)
+    step = np.abs(weights).max(others, keepdims=True) / np.float32(127)
+    step = np.where(step > 0, step, np.float32(1)).astype(np.float32)
+    return (np.rint(weights / step).astype(np.int8), step) if np.isfinite(step).all() else (None, None)
+
+
+def _converted(
+    node: onnx.NodeProto, stem: str, values: Array, step: Array | None, stored: dict[str, Array]
+) -> Iterator[onnx.NodeProto]:
+    """Yield a layer with smaller weights and the nodes that convert them; add its constants to `stored`."""
+    out, layer = node.output[0], onnx.NodeProto()
+    layer.CopyFrom(node)
+    whole, plain, scaled = f"{stem}/whole", f"{stem}/float", f"{stem}/scaled"
+    is_new = whole not in stored
+    stored[whole] = values
+    if is_new:
+        yield helper.make_node("Cast", [whole], [plain], name=plain, to=onnx.TensorProto.FLOAT)
+    layer.input[1] = plain
+    if step is None:
+        yield layer
+    elif values.ndim > 2:
+        stored[f"{stem}/step"] = step
+        if is_new:
+            yield helper.make_node("Mul", [plain, f"{stem}/step"], [scaled], name=scaled)
+        layer.input[1] = scaled
+        yield layer
+    else:  # scale the outputs, as there are fewer of them than weights
+        stored[f"{stem}/step"] = step.ravel()
+        bias = layer.input[2:]
+        del layer.input[2:]
+        layer.output[0] = f"{out}/whole"
+        yield layer
+        product = f"{out}/product" if bias else out
+        yield helper.make_node("Mul", [f"{out}/whole", f"{stem}/step"], [product], name=f"{out}/scaled")
+        if bias:
+            yield helper.make_node("Add", [product, *bias], [out], name=f"{out}/sum")
+
+
+def _is_large(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 1 and np.prod(tensor.dims) >= LEAST_TABLE
+
+
+def _output_axis(node: onnx.NodeProto) -> int | None:
+    if node.op_type == "Gemm":
+        return 0 if any(attribute.name == "transB" and attribute.i for attribute in node.attribute) else 1
+    return {"MatMul": -1, "Conv": 0, "ConvTranspose": 1}.get(node.op_type)
+
+
+def _read_names(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (output.name for output in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            yield from _read_names(attribute.g)
+
+
+def _compress_tables(graph: onnx.GraphProto, precision: str) -> int:
+    """Compress in place the tables that only Gather reads, for "w8" with one step per row; return how many."""
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
@@ -81,21 +185,22 @@ def _quantize_tables(graph: onnx.GraphProto) -> int:
         embeds = all(_reads_rows(node, name) for node in nodes)
         if not nodes or not embeds or len(tensor.dims) != 2 or np.prod(tensor.dims) < LEAST_TABLE:
             continue
-        table = numpy_helper.to_array(tensor)
-        steps = np.abs(table).max(1, keepdims=True) / np.float32(127)
-        steps = np.where(steps > 0, steps, np.float32(1)).astype(np.float32)
-        if not np.isfinite(steps).all():
+        values, steps = _smaller(numpy_helper.to_array(tensor), 0, precision)
+        if values is None:
             continue
         whole, step = f"{name}/whole", f"{name}/step"
         graph.initializer.remove(tensor)
-        graph.initializer.append(numpy_helper.from_array(np.rint(table / steps).astype(np.int8), whole))
-        graph.initializer.append(numpy_helper.from_array(steps, step))
+        graph.initializer.append(numpy_helper.from_array(values, whole))
+        if steps is not None:
+            graph.initializer.append(numpy_helper.from_array(steps, step))
         for node in nodes:
             out, ids = node.output[0], node.input[1]
+            plain = out if steps is None else f"{out}/float"
             made = [helper.make_node("Gather", [whole, ids], [f"{out}/whole"], name=f"{out}/whole"),
                     helper.make_node("Gather", [step, ids], [f"{out}/step"], name=f"{out}/step"),
-                    helper.make_node("Cast", [f"{out}/whole"], [f"{out}/float"], name=f"{out}/float", to=1),
-                    helper.make_node("Mul", [f"{out}/float", f"{out}/step"], [out], name=f"{out}/row")]  # fmt: skip
+                    helper.make_node("Cast", [f"{out}/whole"], [plain], name=plain, to=1),
+                    helper.make_node("Mul", [plain, f"{out}/step"], [out], name=f"{out}/row")]  # fmt: skip
+            made = made if steps is not None else [made[0], made[2]]
             place = [*graph.node].index(node)
             graph.node.remove(node)
             for offset, each in enumerate(made):

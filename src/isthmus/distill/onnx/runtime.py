@@ -25,6 +25,8 @@ _CONTRIBUTED = {"MatMulNBits": "1.22", "GatherBlockQuantized": "1.23"} | dict.fr
 Run = Callable[[Feeds], dict[str, Array]]
 """A function that runs a model: input tensors by name to outputs by name."""
 _SHOWN = 300
+_DECOMPRESSING = ("ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer")
+"""Optimizations that convert constants to float32."""
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
@@ -119,9 +121,10 @@ def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
         return onnx.load(file).graph
 
 
-def ort_format(model: bytes) -> bytes:
+def ort_format(model: bytes, *, compressed: bool = False) -> bytes:
     """Convert the content of an ONNX file to the content of an ORT file that runs on any CPU.
 
+    `compressed` keeps the weights that `compress_weights` wrote; otherwise ONNX Runtime would store them as floats.
     Writes a temporary file. Raises a ConfigurationError if ONNX Runtime cannot open the model. Raises a DependencyError
     if the disk is full, or if the installed ONNX Runtime writes an unknown version of the format.
     """
@@ -132,7 +135,7 @@ def ort_format(model: bytes) -> bytes:
         options.add_session_config_entry("session.save_model_format", "ORT")
         # NCHWc layouts depend on the processor: ONNX Runtime's converter also skips them for other targets.
         try:
-            _opened(model, options, ["NchwcTransformer"])
+            _opened(model, options, ["NchwcTransformer", *(_DECOMPRESSING if compressed else ())])
         except ConfigurationError as error:
             if "Failed to save" not in str(error):
                 raise

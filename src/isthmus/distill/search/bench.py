@@ -20,6 +20,7 @@ from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.export.acceptance import finite
 from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference, sample_cases
 from isthmus.distill.export.conversion import in_precision
+from isthmus.distill.onnx.quantize import COMPRESSED
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.restore import legacy_origins, provenance
@@ -153,7 +154,10 @@ class Bench:
     ) -> Candidate:
         with torch.no_grad():
             graph = in_precision(task, student_graph(task, student), precision, task.edges(student))
-        candidate, row = Candidate(ort_format(graph), self.profile.threads), task.feeds(self._validation[:1])
+        candidate, row = (
+            Candidate(ort_format(graph, compressed=precision in COMPRESSED), self.profile.threads),
+            task.feeds(self._validation[:1]),
+        )
         call = candidate.call(row)
         (times,) = interleaved({"": call}, calls=calls).values()
         if times["p99_us"] / 1000 > self.budget.p99_ms:

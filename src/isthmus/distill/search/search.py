@@ -14,7 +14,7 @@ import onnxruntime
 import torch
 
 from isthmus.distill.declaration import Search
-from isthmus.distill.export.acceptance import allowed_precisions
+from isthmus.distill.export.acceptance import allowed_precisions, exported_precisions
 from isthmus.distill.onnx.host import host
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.preflight import rehearse, require_measured
@@ -27,7 +27,7 @@ from isthmus.distill.training.teacheroutputs import complete_outputs, open_outpu
 from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.files import write_atomically
-from isthmus.features.profiles import FASTEST, ServingProfile
+from isthmus.features.profiles import FASTEST, SMALLEST, ServingProfile
 from isthmus.features.progress import Progress, silent
 
 JOURNAL = "tried.jsonl"
@@ -84,7 +84,7 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     declared, count = _declared(material, trials)
     task = create_task(material)
     require_shape(task, declared.shape, f"{material.declaration.where}: search")
-    space = {**declared.shape, PRECISION: allowed_precisions([*task.tolerance], profile)}
+    space = {**declared.shape, PRECISION: allowed_precisions(exported_precisions(task.tolerance, profile), profile)}
     outputs = _teacher_outputs(task, cache, progress)
     budget = Budget(
         profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, declared.most_bytes
@@ -256,7 +256,7 @@ class _Search:
         # Use declared values: a trial from the journal has lists for tuples.
         values = values_at(self.known(best).place, self.space)
         lines = {"definitions.py": self.bench.task.with_shape({name: values[name] for name in best.shape}).line()}
-        if self.bench.profile.precision == FASTEST:
+        if self.bench.profile.precision in (FASTEST, SMALLEST):
             lines["isthmus.toml"] = f'[profiles.serving]\nprecision = "{best.precision}"'
         return lines
 

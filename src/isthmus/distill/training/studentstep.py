@@ -45,7 +45,8 @@ class StudentStep:
         with self._located(done) as outputs:
             batch = self._sampled(batch)
             outputs |= answers(self.task, module(*batch.inputs))
-            return self.objective(outputs, batch.teacher, batch.labels, done)
+            stepped: Stepped = self.objective(outputs, batch.teacher, batch.labels, done)
+        return stepped
 
     def split(self, module: nn.Module, data: TrainingRows, parts: Parts, done: float) -> Iterator[Stepped]:
         return (self._joint if self.whole else self._separate)(module, data, parts, done)
@@ -88,7 +89,7 @@ class StudentStep:
             with torch.no_grad():
                 outputs |= self._outputs(module, batch, parts, leaf)
             loss, terms = self.objective(outputs, batch.teacher, batch.labels, done)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         share = 1 / (len(parts.shares) * len(parts.indexes))
         values = {name: value * share for name, value in {**terms, "loss": loss.detach()}.items()}
         after, gradients = _random_state(device), [output.grad for output in leaves]

@@ -158,15 +158,16 @@ def _training(student: _Student, sheet: _Sheet, precision: Precision) -> dict[st
 def _serving(student: _Student, sheet: _Sheet, profile: ServingProfile, rate: float | None) -> dict[str, Any]:
     threads, busy = profile.threads, profile.target_utilization
     half, work, precision = student.served, student.answer, student.served["precision"]
+    arithmetic: Precision = "int8" if precision == "int8" else "fp32"  # other precisions only store smaller weights
     p50, p99 = half["p50_us"] / 1e6, half["p99_us"] / 1e6
-    check = _check(roofline(work, sheet.devices[HOST], precision), p50, work, "")
+    check = _check(roofline(work, sheet.devices[HOST], arithmetic), p50, work, "")
     devices, left_out = {}, {}
     for name, device in sheet.devices.items():
         if device.kind != "cpu":
             left_out[name] = "the serving runtime needs a CPU"
             continue
         part = device.part(threads)
-        estimate = roofline(work, part, precision, (check["overhead_us"] or 0.0) / 1e6)
+        estimate = roofline(work, part, arithmetic, (check["overhead_us"] or 0.0) / 1e6)
         if estimate is None or student.fixed > part.memory:
             left_out[name] = f"does not support {precision}, or has too little memory for the weights"
             continue
