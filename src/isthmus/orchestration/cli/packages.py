@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from isthmus.features.errors import PackageError
+from isthmus.features.errors import PackageError, RequestError
 from isthmus.orchestration.cli.options import JsonOption, local
 from isthmus.orchestration.cli.screens.terminal import judge
 from isthmus.package.checksums import REMEDY
@@ -34,6 +34,14 @@ def verify(
             "interpreter of the Core ML graph."
         ),
     ] = "ort",
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="Run ONNX Runtime on another machine: ssh:HOST, adb, adb:SERIAL, or the command of a Python, such as "
+            "an emulator's.",
+        ),
+    ] = None,
     key: Annotated[Path | None, typer.Option(**local("PEM file with the required signer's public key."))] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -41,13 +49,15 @@ def verify(
 
     Exit code 1 if one fails.
     """
-    if runtime == "ort":
+    if on is not None and runtime != "ort":
+        raise RequestError("command line", f"--on runs ONNX Runtime, not {runtime}", remedy="drop --on or --runtime")
+    if runtime == "ort" and on is None:
         _confined(path)
     from isthmus.orchestration.runtimes import products
     from isthmus.package.inspect import inspect
     from isthmus.package.signature import read_public_key
 
-    opened = products.open_runtime(runtime)
+    opened = products.open_runtime(runtime) if on is None else products.on_target(on)
     inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=opened)
     judge(inspection.as_dict(), partial(_inspection_blocks, inspection), inspection.require, as_json=as_json)
 

@@ -1,0 +1,127 @@
+"""Measurements of a package on a device: taken on a target, signed, and read back."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from isthmus.features.errors import DataError
+from isthmus.features.files import write_atomically
+from isthmus.package.device.target import DeviceRuntime, Processor, Target, TargetRun, outputs_of
+from isthmus.package.golden import read_golden
+from isthmus.package.manifest import Format, Package, Precision
+from isthmus.package.replay import require_reproduced
+from isthmus.package.snapshot.signature import SnapshotSigner, signature_checker
+
+CALLS = 2000
+"""Most timed predictions of a file."""
+
+_KIND = b"isthmus device measurement 1\n"
+"""Begins the signed bytes, so that no signature of a snapshot is one of a measurement."""
+
+
+class FileMeasurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model file on a device, with one thread.
+
+    Attributes:
+        values: number of values in the golden outputs.
+        differing: number of these that differ from the recorded ones in any bit.
+        worst: greatest difference from the recorded outputs.
+        calls: number of timed predictions.
+        p50_us: median time of a prediction, in microseconds.
+        load_ms: milliseconds from the file's bytes to the first prediction.
+        memory_mb: peak memory of loading and predicting, in MiB; None if the device's system does not tell.
+    """
+
+    file: str
+    precision: Precision
+    format: Format
+    values: int
+    differing: int
+    worst: float
+    calls: int
+    p50_us: float
+    p99_us: float
+    load_ms: float
+    memory_mb: float | None
+
+
+FIGURES = ("worst", "differing", "p50_us", "p99_us", "load_ms", "memory_mb")
+"""Figures of a file that a bound may name after "device."."""
+
+
+class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a device measured with the ONNX Runtime files of a package. `package` is the digest of the package.
+
+    `at` is the time in microseconds since 1970 UTC.
+    """
+
+    package: str
+    target: str
+    at: int
+    processor: Processor
+    files: tuple[FileMeasurement, ...]
+
+    def figures(self, precision: str) -> Mapping[str, float | None]:
+        """Return the figures of the ORT file with a precision; {} if the package has no such file."""
+        for file in self.files:
+            if (file.precision, file.format) == (precision, "ort"):
+                return {name: getattr(file, name) for name in FIGURES}
+        return {}
+
+
+class _Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    measurement: msgspec.Raw
+    signature: bytes
+
+
+def measure(package: Package, target: Target, at: int) -> Measurement:
+    """Run and time each ONNX Runtime file of a package on a target. `at` is the present.
+
+    Raises a PackageError if a file does not reproduce its golden outputs there, or is rejected. Raises a
+    DependencyError if the target cannot be reached or lacks a library.
+    """
+    golden, files, run = read_golden(package), [], None
+    for variant in DeviceRuntime(target).files(package.manifest):
+        run = target.run(package, variant, golden.cases, CALLS)
+        result = run.result
+        worst = require_reproduced(golden, package.manifest, variant, outputs_of(result))
+        files.append(
+            FileMeasurement(
+                variant.file, variant.precision, variant.format,
+                sum(case.values for case in result.cases), sum(case.differing for case in result.cases), worst,
+                result.calls, result.p50_us, result.p99_us, result.load_ms, result.memory_mb,
+            )  # fmt: skip
+        )
+    if run is None:
+        raise no_files
+    return Measurement(package.files.digest, target.name, at, run.processor, tuple(files))
+
+
+def write(measurement: Measurement, folder: Path, signer: SnapshotSigner) -> Path:
+    """Sign a measurement and write it to `folder`. It replaces an earlier one of the same target and processor."""
+    body = msgspec.json.encode(measurement)
+    signed = _Signed(msgspec.Raw(body), signer.sign(_KIND + body))
+    place = hashlib.sha256(msgspec.json.encode([measurement.target, measurement.processor])).hexdigest()[:12]
+    file = folder / f"{place}.json"
+    write_atomically(file, msgspec.json.encode(signed))
+    return file
+
+
+def read_all(folder: Path, package: str, public_key: str) -> Iterator[Measurement]:
+    """Yield the measurements in a folder. `package` is the digest of the package that they must belong to.
+
+    Raises a DataError if a file is damaged, is not signed by the key, or belongs to another package.
+    """
+    for file in sorted(folder.glob("*.json")):
+        signed_by_key = signature_checker(public_key, str(file))
+        try:
+            signed = msgspec.json.decode(file.read_bytes(), type=_Signed)
+            measurement = msgspec.json.decode(signed.measurement, type=Measurement)
+        except (OSError, ValueError) as error:
+            raise _unusable(file, f"cannot be read ({error})") from error
+        if not signed_by_key(_KIND + bytes(signed.measurement) + signed.signature):
+            raise _unusable(file, "is not signed by the key of the project, or was changed after it was signed")
+        if measurement.package != package:
+            raise _unusable(file, f"belongs to package {measurement.package[:12]}")
+        yield measurement
