@@ -24,6 +24,9 @@ SLICES = "slices."
 """Second prefix of a production bound that applies to each slice, as in "production.slices.auc"."""
 LOST = "lost"
 """Prefix of bounds on how much worse a deployment may be than the package before it."""
+DEVICE = "device"
+"""Prefix of bounds on what a device measured with the served ORT file."""
+DEVICE_FIGURES = ("differing", "load_ms", "memory_mb", "p50_us", "p99_us", "worst")
 EACH = "row"
 """Measure of a stage: how far it moves the score of a row, on average."""
 
@@ -31,6 +34,7 @@ _PREFIXES: Mapping[str, Sequence[str]] = {
     "stage": STAGES,
     PRODUCTION: (PRODUCTION, f"{PRODUCTION}.{SLICES.rstrip('.')}"),
     LOST: (LOST,),
+    DEVICE: (DEVICE,),
 }
 BOUNDED: Mapping[type[Label], Mapping[str, Sequence[str]]] = {
     Binary: {
@@ -143,11 +147,10 @@ def have_limits(gates: Iterable[Gate]) -> bool:
 
 
 def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> list[Problem]:
-    measures = {} if label is None else BOUNDED.get(type(label), {})
+    measures = {**({} if label is None else BOUNDED.get(type(label), {})), DEVICE: DEVICE_FIGURES}
     known = {f"{prefix}.{name}" for kind, names in measures.items() for prefix in _PREFIXES[kind] for name in names}
     parts = (f"{' or '.join(_PREFIXES[kind])}, a dot, and {one_of(names)}" for kind, names in measures.items())
     expected = ", or ".join(parts)
-    expected = expected or "no bounds: only a Tabular with a Binary, Classes or Number label has bounds"
     unknown = [bound.metric for bound in bounds if bound.metric not in known]
     return [Problem(f"{where}: bound", repr(metric), expected) for metric in unknown] + [
         Problem(f"{where}: {bound.metric}", repr(bound), "at_most alone, 0 or more")

@@ -263,6 +263,10 @@ def serving_file(package: Path) -> Path:
     return package.parents[1] / "serving" / f"{package.name}.json"
 
 
+def devices_folder(package: Path) -> Path:
+    return package.parents[1] / "devices" / package.name
+
+
 def contract_changes(package: Path, contract: Contract) -> list[str]:
     """List the changes from a package's contract to `contract` that keep the package from running; [] if it can run.
 

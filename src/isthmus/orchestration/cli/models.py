@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isthmus.orchestration.cli.options import JsonOption, NameArgument, OutOption, ProjectOption, local, open_project
+from isthmus.orchestration.cli.options import (
+    TARGET,
+    JsonOption,
+    NameArgument,
+    OutOption,
+    ProjectOption,
+    local,
+    open_project,
+)
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say
 
 if TYPE_CHECKING:
@@ -78,6 +86,24 @@ def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 
     rungs = run(open_project(project), name, runtimes=RUNTIMES)
     judge(rungs.as_dict(), partial(ladder_blocks, rungs), rungs.require, as_json=as_json)
+
+
+@model.command()
+def benchmark_device(
+    on: Annotated[str, typer.Option(metavar="TARGET", help=f"Device: {TARGET}")],
+    name: NameArgument = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check and time the last package on a device, and sign the result. Exit code 1 if a bound is exceeded."""
+    from isthmus.orchestration.cli.screens.models import device_blocks
+    from isthmus.orchestration.models.devices import benchmark_device as run
+    from isthmus.orchestration.models.devices import require_device_bounds
+    from isthmus.package.device.target import Target
+
+    report = run(open_project(project), name, Target.parse(on))
+    plain, require = report.as_dict(), partial(require_device_bounds, report.name, report.bounds)
+    judge(plain, partial(device_blocks, plain), require, as_json=as_json)
 
 
 @model.command()

@@ -36,6 +36,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 HtmlOption = Annotated[Path | None, typer.Option(**local("Also write the report as a self-contained HTML page."))]
 OutOption = Annotated[Path, typer.Option(**local("Folder to write. Files from an earlier run are replaced."))]
 DISTILLATION = "Distillation. Optional if there is only one."
+TARGET = "ssh:HOST, adb, adb:SERIAL, or the command of a Python, such as an emulator's."
 NameArgument = Annotated[str | None, typer.Argument(help=DISTILLATION)]
 
 

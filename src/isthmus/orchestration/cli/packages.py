@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from isthmus.features.errors import PackageError, RequestError
-from isthmus.orchestration.cli.options import JsonOption, local
+from isthmus.orchestration.cli.options import TARGET, JsonOption, local
 from isthmus.orchestration.cli.screens.terminal import judge
 from isthmus.package.checksums import REMEDY
 
@@ -36,11 +36,7 @@ def verify(
     ] = "ort",
     on: Annotated[
         str | None,
-        typer.Option(
-            metavar="TARGET",
-            help="Run ONNX Runtime on another machine: ssh:HOST, adb, adb:SERIAL, or the command of a Python, such as "
-            "an emulator's.",
-        ),
+        typer.Option(metavar="TARGET", help=f"Run ONNX Runtime on another machine: {TARGET}"),
     ] = None,
     key: Annotated[Path | None, typer.Option(**local("PEM file with the required signer's public key."))] = None,
     as_json: JsonOption = False,

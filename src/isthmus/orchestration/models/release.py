@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from isthmus.distill.gates import DEVICE, bounds_on
 from isthmus.features import clock
 from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import RequestError
@@ -51,16 +52,21 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     file, its history and the cache of recent packages. Then waits up to 5 seconds for the project's server to switch. A
     server that does not switch raises no error.
 
-    Raise GateFailed if the package has no passing verdict or measured cost, if a gate fails, or if a candidate does not
-    fit the deployed package. Raise PackageError if the package is damaged, lacks a required signature, or cannot be
-    loaded. Raise ContractMismatch if the definitions are not applied, or features that the package reads have changed.
-    Raise DataError if nothing was exported, and DependencyError if another deployment is in progress.
+    Raise GateFailed if the package has no passing verdict or measured cost, if a gate or a bound on devices fails, or
+    if a candidate does not fit the deployed package. Raise PackageError if the package is damaged, lacks a required
+    signature, or cannot be loaded. Raise ContractMismatch if the definitions are not applied, or features that the
+    package reads have changed. Raise DataError if nothing was exported, and DependencyError if another deployment is in
+    progress.
     """
     if share is not None and not 0 <= share < 1:
         raise RequestError("deployment", f"the share is {share:g}", expected="a number of at least 0 and below 1")
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
     require_release(project, declared)
+    if bounds_on(declared.bounds, DEVICE):
+        from isthmus.orchestration.models.devices import device_bounds, require_device_bounds
+
+        require_device_bounds(declared.name, device_bounds(project, declared))
     contract, store = project.applied(), project.offline_store()
     package = artifacts.last_package()
     views = {view for view, _ in contract.stored_features(declared.student.name)}

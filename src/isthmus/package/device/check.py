@@ -4,8 +4,8 @@ Needs Python 3.9, NumPy and ONNX Runtime, and no other file. On a device that ha
 
     python3 check.py PACKAGE
 
-Prints a JSON object per line: the device, then each model file. Without a folder, the script reads a ZIP archive of the
-package from stdin, so that nothing is written to the device, and also prints all outputs.
+Prints a JSON object per line: the processor, then each model file. Without a folder, the script reads a ZIP archive of
+the package from stdin, so that nothing is written to the device, and also prints all outputs.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
     archive = ZipFile(BytesIO(sys.stdin.buffer.read())) if options.package is None else None
     read = archive.read if archive else lambda name: files[name].read_bytes()
     names = archive.namelist() if archive else [*files]
-    write({"device": device()})
+    write({"processor": processor()})
     manifest, golden = json.loads(read("manifest.json")), json.loads(read("golden.json"))
     for variant in manifest["variants"]:
         if variant["format"] not in ("onnx", "ort") or variant["file"] not in names:
@@ -57,7 +57,7 @@ def main() -> None:
         write({"file": variant["file"], **found})
 
 
-def device() -> "dict[str, Any]":
+def processor() -> "dict[str, Any]":
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts: dict[str, str] = {}
     with suppress(OSError):

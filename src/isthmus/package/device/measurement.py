@@ -1,15 +1,16 @@
 """Measurements of a package on a device: taken on a target, signed, and read back."""
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
-from isthmus.package.device.target import DeviceRuntime, Processor, Target, TargetRun, outputs_of
+from isthmus.package.device.target import DeviceRuntime, Processor, Target, outputs_of
 from isthmus.package.golden import read_golden
-from isthmus.package.manifest import Format, Package, Precision
+from isthmus.package.manifest import Package
 from isthmus.package.replay import require_reproduced
 from isthmus.package.snapshot.signature import SnapshotSigner, signature_checker
 
@@ -34,8 +35,6 @@ class FileMeasurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     file: str
-    precision: Precision
-    format: Format
     values: int
     differing: int
     worst: float
@@ -46,11 +45,7 @@ class FileMeasurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_mb: float | None
 
 
-FIGURES = ("worst", "differing", "p50_us", "p99_us", "load_ms", "memory_mb")
-"""Figures of a file that a bound may name after "device."."""
-
-
-class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeviceMeasurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a device measured with the ONNX Runtime files of a package. `package` is the digest of the package.
 
     `at` is the time in microseconds since 1970 UTC.
@@ -62,43 +57,33 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     processor: Processor
     files: tuple[FileMeasurement, ...]
 
-    def figures(self, precision: str) -> Mapping[str, float | None]:
-        """Return the figures of the ORT file with a precision; {} if the package has no such file."""
-        for file in self.files:
-            if (file.precision, file.format) == (precision, "ort"):
-                return {name: getattr(file, name) for name in FIGURES}
-        return {}
-
 
 class _Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measurement: msgspec.Raw
     signature: bytes
 
 
-def measure(package: Package, target: Target, at: int) -> Measurement:
+def measure(package: Package, target: Target, at: int) -> DeviceMeasurement:
     """Run and time each ONNX Runtime file of a package on a target. `at` is the present.
 
     Raises a PackageError if a file does not reproduce its golden outputs there, or is rejected. Raises a
     DependencyError if the target cannot be reached or lacks a library.
     """
-    golden, files, run = read_golden(package), [], None
+    golden, files = read_golden(package), []
     for variant in DeviceRuntime(target).files(package.manifest):
-        run = target.run(package, variant, golden.cases, CALLS)
-        result = run.result
+        processor, result = target.run(package, variant, golden.cases, CALLS)
         worst = require_reproduced(golden, package.manifest, variant, outputs_of(result))
+        values, differing = (sum(getattr(case, name) for case in result.cases) for name in ("values", "differing"))
         files.append(
             FileMeasurement(
-                variant.file, variant.precision, variant.format,
-                sum(case.values for case in result.cases), sum(case.differing for case in result.cases), worst,
+                variant.file, values, differing, worst,
                 result.calls, result.p50_us, result.p99_us, result.load_ms, result.memory_mb,
-            )  # fmt: skip
-        )
-    if run is None:
-        raise no_files
-    return Measurement(package.files.digest, target.name, at, run.processor, tuple(files))
+            )
+        )  # fmt: skip
+    return DeviceMeasurement(package.files.digest, target.name, at, processor, tuple(files))
 
 
-def write(measurement: Measurement, folder: Path, signer: SnapshotSigner) -> Path:
+def write(measurement: DeviceMeasurement, folder: Path, signer: SnapshotSigner) -> Path:
     """Sign a measurement and write it to `folder`. It replaces an earlier one of the same target and processor."""
     body = msgspec.json.encode(measurement)
     signed = _Signed(msgspec.Raw(body), signer.sign(_KIND + body))
@@ -108,7 +93,7 @@ def write(measurement: Measurement, folder: Path, signer: SnapshotSigner) -> Pat
     return file
 
 
-def read_all(folder: Path, package: str, public_key: str) -> Iterator[Measurement]:
+def read_all(folder: Path, package: str, public_key: str) -> Iterator[DeviceMeasurement]:
     """Yield the measurements in a folder. `package` is the digest of the package that they must belong to.
 
     Raises a DataError if a file is damaged, is not signed by the key, or belongs to another package.
@@ -117,7 +102,7 @@ def read_all(folder: Path, package: str, public_key: str) -> Iterator[Measuremen
         signed_by_key = signature_checker(public_key, str(file))
         try:
             signed = msgspec.json.decode(file.read_bytes(), type=_Signed)
-            measurement = msgspec.json.decode(signed.measurement, type=Measurement)
+            measurement = msgspec.json.decode(signed.measurement, type=DeviceMeasurement)
         except (OSError, ValueError) as error:
             raise _unusable(file, f"cannot be read ({error})") from error
         if not signed_by_key(_KIND + bytes(signed.measurement) + signed.signature):
@@ -125,3 +110,7 @@ def read_all(folder: Path, package: str, public_key: str) -> Iterator[Measuremen
         if measurement.package != package:
             raise _unusable(file, f"belongs to package {measurement.package[:12]}")
         yield measurement
+
+
+def _unusable(file: Path, problem: str) -> DataError:
+    return DataError(str(file), problem, remedy="remove it and run `isthmus model benchmark-device`")

@@ -80,12 +80,12 @@ class FileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TargetRun(NamedTuple):
-    device: Processor
+    processor: Processor
     result: FileResult
 
 
 class _FirstLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    device: Processor
+    processor: Processor
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Target:
         if len(lines) == 1:
             raise reject(_ending(done))
         try:
-            device, result = msgspec.json.decode(lines[0], type=_FirstLine).device, _decode(lines[1])
+            processor, result = msgspec.json.decode(lines[0], type=_FirstLine).processor, _decode(lines[1])
         except ValueError as error:  # a msgspec error
             raise DependencyError(self._where, f"its answer cannot be read ({error})", passes=False) from error
         names = {output.name for output in package.manifest.outputs}
@@ -154,7 +154,7 @@ class Target:
             raise reject(result.error)
         if len(result.cases) != len(cases) or any(case.outputs.keys() != names for case in result.cases):
             raise reject("it returned other outputs than the manifest's")
-        return TargetRun(device, result)
+        return TargetRun(processor, result)
 
     def _exchange(self, start: Sequence[str], data: bytes) -> "subprocess.CompletedProcess[bytes]":
         # A remote shell splits the command again, so quote it.
@@ -212,7 +212,9 @@ def _archive(package: Package, variant: Variant, cases: Sequence[Inputs]) -> byt
         sent = [
             GoldenCase(
                 {name: TensorBytes.of(tensor) for name, tensor in case.fed(variant).items()},
-                {variant.file: case.outputs[variant.file]} if isinstance(case, GoldenCase) else {},
+                {name: of for name, of in case.outputs.items() if name == variant.file}
+                if isinstance(case, GoldenCase)
+                else {},
             )
             for case in cases
         ]

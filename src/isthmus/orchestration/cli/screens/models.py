@@ -1,4 +1,4 @@
-"""Output of `isthmus distill` and `isthmus model search`."""
+"""Output of `isthmus distill`, `isthmus model search` and `isthmus model benchmark-device`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from isthmus.distill.reports.comparison import comparison, explained, legend, me
 from isthmus.distill.reports.findings import teacher_gain, warnings
 from isthmus.distill.reports.report import read_report
 from isthmus.distill.reports.searchpage import advice, front, read_search
-from isthmus.features.document.blocks import Block, Paragraph
+from isthmus.features.document.blocks import Block, Paragraph, TableBlock, cell
 
 
 def distillation_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
@@ -38,3 +38,15 @@ def search_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
     yield Paragraph(f"{len(statuses)} students: {counts}. Budget: {read.budget.words}.")
     yield from advice(read)
     yield Paragraph(f"Page: {report['path']}/search.html")
+
+
+def device_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
+    processor = report["processor"]
+    columns = ["values", "differing", "worst", "p50_us", "p99_us", "load_ms", "memory_mb"]
+    rows = [[file["file"], *(cell(file[name]) for name in columns)] for file in report["files"]]
+    yield TableBlock(["model file", *columns], rows, numbers=columns)
+    yield Paragraph(
+        f"Measured on {report['target']}: {processor['machine']}, {processor['processor']}, "
+        f"ONNX Runtime {processor['onnxruntime']}, one thread."
+    )
+    yield Paragraph(f"Signed measurement: {report['path']}")
