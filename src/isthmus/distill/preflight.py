@@ -21,7 +21,7 @@ from isthmus.distill.training.groups import group_problems
 from isthmus.distill.training.parts import losses
 from isthmus.distill.training.studentrun import TeacherBatches, first_parts
 from isthmus.distill.training.studentstep import StudentStep
-from isthmus.distill.training.teacheroutputs import remaining_calls
+from isthmus.distill.training.teacheroutputs import announce_calls
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
 from isthmus.package.featurizer.form import HEAD
 
@@ -73,11 +73,9 @@ def rehearse(
             remedy="remove inputs that are known only after the label; if they are known before, you need no model",
         )
     train = task.material.parts.train
-    first = train[: len(first_parts(task, settings, len(train)).rows)]
-    if calls := remaining_calls(teacher, outputs, first):
-        note(f"teacher {teacher.name} runs in {calls}")
+    probed = announce_calls(teacher, outputs, train[: len(first_parts(task, settings, len(train)).rows)], note)
     _first_step(task, student, objective, outputs, settings)
-    _require_compatible(task, teacher, student, outputs)
+    _require_compatible(task, probed, student, outputs)
     if unlabeled := len(task.material.parts.train) - len(task.labeled(task.material.parts.train)):
         total = len(task.material.parts.train)
         note(f"{unlabeled:,} of {total:,} training rows have no label: they are learned from the teacher alone")

@@ -16,12 +16,15 @@ from onnx import TensorProto, helper
 
 from isthmus.distill.distillation import distill
 from isthmus.distill.language.teachers import Onnx, TeacherFunction, TeacherOutputs
+from isthmus.distill.outputs.cache import OutputCache
+from isthmus.distill.preflight import rehearse
 from isthmus.distill.reports.modelcard import model_card
 from isthmus.distill.restore import restore
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tabular.users.prediction import Prediction, binary_scores, class_scores
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.task import Material
+from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from tests.distill import userteachers
@@ -206,10 +209,45 @@ def test_an_onnx_model_that_does_not_fit_is_refused(
         scores(made(table, tmp_path, teacher=Onnx("large.onnx")), np.arange(5))
 
 
+def test_weights_in_files_beside_a_model_are_read_and_identify_it(table: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    path = tmp_path / "models" / "large.onnx"
+    nodes = [helper.make_node("Mul", ["secret", "factor"], ["y"]), helper.make_node("Sigmoid", ["y"], ["logits"])]
+    model(path, {"secret": (TensorProto.FLOAT, ["n", 1])}, "logits", nodes)
+    loaded = onnx.load(path)
+    loaded.graph.initializer.append(onnx.numpy_helper.from_array(np.full((1, 1), 2, np.float32), "factor"))
+    onnx.save(loaded, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+
+    task = TabularTask(made(table, tmp_path, teacher=Onnx("models/large.onnx")))
+    first, wanted = task.teacher(), 1 / (1 + np.exp(-2 * table["secret"].to_numpy()[:50]))
+    np.testing.assert_allclose(first.ask(np.arange(50))["logits"], wanted, atol=1e-4)
+    assert first.size() == (1, path.stat().st_size + 4)
+    before = first.fingerprint()
+    (tmp_path / "models" / "weights.bin").write_bytes(np.full(1, 3, np.float32).tobytes())
+    assert task.teacher().fingerprint() != before
+    (tmp_path / "models" / "weights.bin").unlink()
+    with pytest.raises(DataError, match=r"models/weights\.bin not found"):
+        task.teacher().fingerprint()
+    onnx.external_data_helper.set_external_data(loaded.graph.initializer[0], "../weights.bin")
+    path.write_bytes(loaded.SerializeToString())
+    with pytest.raises(ConfigurationError, match=r"file of weights: '\.\./weights\.bin'; expected a file beside"):
+        task.teacher().fingerprint()
+
+
+def test_trees_in_a_model_count_as_weights(table: pa.Table, tmp_path: Path) -> None:
+    node = helper.make_node("LinearRegressor", ["secret"], ["logits"], domain="ai.onnx.ml", coefficients=[1.0, 2.0])
+    model(tmp_path / "large.onnx", {"secret": (TensorProto.FLOAT, ["n", 1])}, "logits", [node])
+    size = TabularTask(made(table, tmp_path, teacher=Onnx("large.onnx"))).teacher().size()
+    assert size is not None
+    assert size[0] == 2
+
+
 def test_a_file_that_is_not_a_model_is_named(table: pa.Table, tmp_path: Path) -> None:
     (tmp_path / "large.onnx").write_bytes(b"not a model")
+    of = made(table, tmp_path, teacher=Onnx("large.onnx"))
+    TabularTask(of).teacher().fingerprint()
     with pytest.raises(ConfigurationError, match=r"teacher large\.onnx: ONNX Runtime: cannot open a session"):
-        scores(made(table, tmp_path, teacher=Onnx("large.onnx")), np.arange(5))
+        scores(of, np.arange(5))
 
 
 def test_a_model_that_fails_on_the_features_is_named(table: pa.Table, tmp_path: Path) -> None:
@@ -563,3 +601,78 @@ def test_labels_alone_do_not_teach_a_student_of_the_teacher_alone(table: pa.Tabl
     teacher = TeacherFunction(f"{HERE}:abstains", missing="labels")
     problems = made(table, tmp_path, teacher=teacher, soft_weight=1.0).declaration.problems()
     assert "with 1, the student does not learn from labels" in "; ".join(map(str, problems))
+
+
+# --- outputs that are cached for each teacher
+
+
+def completed(of: Material, folder: Path, notes: list[str]) -> TeacherCost:
+    """The teacher's part of a distillation: everything that calls a teacher, without a training."""
+    task, rows = TabularTask(of), np.arange(of.table.num_rows)
+    teacher, settings = task.teacher(), of.declaration.training_settings(of.profile, len(of.parts.train))
+    with open_outputs(task, teacher, rows, folder, lambda _text, _done: None) as outputs:
+        rehearse(task, teacher, outputs, settings, notes.append)
+        return complete_outputs(task, teacher, rows, folder, lambda _text, _done: None, outputs)[1]
+
+
+def test_a_teacher_in_another_declaration_is_not_called_again(table: pa.Table, tmp_path: Path) -> None:
+    """Neither `missing`, nor a weight, nor a teacher beside it changes what a service has answered."""
+    nodes = [helper.make_node("Sigmoid", ["secret"], ["probabilities"])]
+    model(tmp_path / "large.onnx", {"secret": (TensorProto.FLOAT, ["n", 1])}, "probabilities", nodes)
+    service, notes = TeacherFunction(f"{HERE}:service", version="1"), list[str]()
+    completed(made(table, tmp_path, teacher=service), tmp_path, notes)
+    assert any(f"teacher {HERE}:service runs in {len(userteachers.CALLS)} calls" in note for note in notes)
+    first = replace(service, missing="labels")
+    userteachers.CALLS.clear()
+    for teacher in (first, [(service, 3), Onnx("large.onnx")], [(first, 1), (Onnx("large.onnx"), 2)]):
+        notes.clear()
+        assert completed(made(table, tmp_path, teacher=teacher), tmp_path, notes).p50_us > 0
+        assert not userteachers.CALLS
+        assert not any("runs in" in note for note in notes)
+    completed(made(table, tmp_path, teacher=[service, f"{HERE}:counted"]), tmp_path, notes)
+    (announced,) = (note for note in notes if "runs in" in note)
+    assert announced.startswith(f"teacher {HERE}:counted runs in {len(userteachers.CALLS)} calls: ")
+
+
+def test_the_mean_of_cached_teachers_is_that_of_their_answers(table: pa.Table, tmp_path: Path) -> None:
+    teacher = [(TeacherFunction(f"{HERE}:abstains", missing="labels"), 2), (f"{HERE}:service", 1)]
+    task = TabularTask(made(table, tmp_path, teacher=teacher))
+    rows = np.arange(len(table))
+    outputs = open_outputs(task, task.teacher(), rows, tmp_path, lambda _text, _done: None)
+    outputs.fill()
+    wanted = task.teacher().ask(rows)
+    np.testing.assert_allclose(outputs[rows]["logits"], wanted["logits"], rtol=1e-5, atol=1e-6)
+    (again,) = open_outputs(task, task.teacher(), rows, tmp_path, lambda _text, _done: None)[[3]]["answered"]
+    assert again == 1
+
+
+def test_what_one_service_answered_is_kept_when_the_next_one_fails(table: pa.Table, tmp_path: Path) -> None:
+    teacher = [f"{HERE}:counted", f"{HERE}:service"]
+    userteachers.FAILS.append(True)
+    with pytest.raises(DependencyError, match="the service is down"):
+        completed(made(table, tmp_path, teacher=teacher), tmp_path, [])
+    userteachers.FAILS.clear()
+    before, notes = userteachers.CALLS[:1], list[str]()
+    userteachers.CALLS.clear()
+    completed(made(table, tmp_path, teacher=teacher), tmp_path, notes)
+    announced = [int(note.split(" runs in ")[1].split()[0]) for note in notes if " runs in " in note]
+    assert sum(announced) == len(userteachers.CALLS)
+    rows = len(table) + 2 * 2 + 1
+    assert sum(userteachers.CALLS) == 2 * rows - before[0], "the first batch of the first service is not asked again"
+
+
+def test_outputs_cached_by_an_earlier_release_are_still_read(table: pa.Table, tmp_path: Path) -> None:
+    """A single teacher's outputs lie where they always lay, in a cache without parts."""
+    of = made(table, tmp_path, teacher=f"{HERE}:service", seeds=1)
+    task = TabularTask(of)
+    rows = np.arange(len(table))
+    OutputCache(
+        tmp_path / "cache", task.teacher(), task.identities(), task.asked, contract=of.contract, form=task.form,
+        options=task.options(), batch=task.at_once,
+    ).fill()  # fmt: skip
+    (folder,) = (tmp_path / "cache").iterdir()
+    userteachers.CALLS.clear()
+    opened = open_outputs(task, task.teacher(), rows, tmp_path / "cache", lambda _text, _done: None)
+    assert (opened.path, opened.missing, opened.parts) == (folder, 0, [])
+    assert [*(tmp_path / "cache").iterdir()] == [folder]
+    assert not userteachers.CALLS

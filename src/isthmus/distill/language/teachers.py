@@ -46,7 +46,7 @@ class TeacherFunction:
         if wrong := _misset(self, where):
             return wrong
         wrong = [] if FUNCTION.fullmatch(self.function) else [Problem(where, repr(self.function), '"module:function"')]
-        return wrong + [Problem(f"{where}: files", repr(file), _FIXED) for file in self.files if not _within(file)]
+        return wrong + [Problem(f"{where}: files", repr(file), _FIXED) for file in self.files if not within(file)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Onnx:
     def problems(self, where: str) -> list[Problem]:
         if wrong := _misset(self, where):
             return wrong
-        wrong = [] if _within(self.path) else [Problem(f"{where}: path", repr(self.path), _FIXED)]
+        wrong = [] if within(self.path) else [Problem(f"{where}: path", repr(self.path), _FIXED)]
         if self.gives not in (None, "probabilities", "logits", "values"):
             wrong.append(Problem(f"{where}: gives", repr(self.gives), '"probabilities", "logits", "values" or None'))
         return wrong
@@ -108,7 +108,7 @@ class TeacherOutputs:
     def problems(self, where: str) -> list[Problem]:
         if wrong := _misset(self, where):
             return wrong
-        return [] if _within(self.path) else [Problem(f"{where}: path", repr(self.path), _FIXED)]
+        return [] if within(self.path) else [Problem(f"{where}: path", repr(self.path), _FIXED)]
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,6 @@ def _misset(declared: "TeacherFunction | Onnx | TeacherOutputs", where: str) -> 
     return [Problem(f"{where}: missing", repr(declared.missing), '"refuse" or "labels"')]
 
 
-def _within(path: str) -> bool:
+def within(path: str) -> bool:
     parts = re.split(r"[/\\]", path)
     return bool(path) and not path.startswith(("/", "\\")) and ".." not in parts and "\0" not in path

@@ -29,12 +29,16 @@ _DECOMPRESSING = ("ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer")
 """Optimizations that convert constants to float32."""
 
 
-def session(model: bytes, threads: int) -> ort.InferenceSession:
+def session(model: bytes, threads: int, folder: Path | None = None) -> ort.InferenceSession:
     """Open a model in ONNX Runtime, on the CPU with `threads` threads, to compute predictions with `predict`.
 
-    `model` is the content of an ONNX or ORT file. Raises a ConfigurationError if ONNX Runtime rejects it.
+    `model` is the content of an ONNX or ORT file. `folder` has the files of weights that the model names, if there are
+    any. Raises a ConfigurationError if ONNX Runtime rejects the model.
     """
-    return _opened(model, session_options(threads))
+    options = session_options(threads)
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return _opened(model, options)
 
 
 def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = ()) -> ort.InferenceSession:

@@ -1,9 +1,8 @@
 """The outputs of a teacher for the rows of a data set, read from shards and computed where missing."""
 
-import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -108,6 +107,7 @@ class OutputCache:
         self._skipped: set[str] = set()
         self._layout: Layout | None = None
         self._open: _Open | None = None
+        self.parts: list[OutputCache] = []
         self.refresh()
 
     def __len__(self) -> int:
@@ -149,6 +149,17 @@ class OutputCache:
         """
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
+    def compute_from(self, teacher: Teacher, parts: "Sequence[OutputCache]") -> None:
+        """Compute missing outputs with `teacher`, which reads `parts`: outputs of other teachers for the same rows.
+
+        The outputs of `parts` are written to disk together with these.
+        """
+        self._teacher, self.parts = teacher, [*parts]
+
+    @property
+    def teacher(self) -> Teacher | str:
+        return self._teacher
+
     @property
     def missing(self) -> int:
         """Number of rows for which the teacher must still compute an output, as of the last `refresh`.
@@ -157,15 +168,18 @@ class OutputCache:
         """
         return int((self._shard[self._identity] < 0).sum())
 
-    def calls(self, first: Any) -> int:
-        """Return how many calls of the teacher are needed to compute all missing outputs, to announce their cost.
+    def calls(self, first: Any, part: "OutputCache | None" = None) -> tuple[int, int]:
+        """Return how many calls of the teacher, for how many rows, compute all missing outputs, to announce their cost.
 
         `first` has the numbers of the rows that the caller reads first. Their missing outputs are computed in batches
-        of their own, before all others.
+        of their own, before all others. With a part, count only the calls of its teacher.
         """
-        missing = self._shard < 0
-        early = int(missing[np.unique(self._identity[first])].sum())
-        return sum(math.ceil(count / self.batch) for count in (early, int(missing.sum()) - early))
+        early = np.zeros(len(self._names), bool)
+        early[self._identity[first]] = True
+        asked = self._shard < 0 if part is None else ~np.isin(self._names, part._names[part._shard >= 0])
+        parts = [self._in_order(np.flatnonzero((self._shard < 0) & (early == now))) for now in (True, False)]
+        batches = [batch for rows in parts for batch in in_batches(rows, self.batch)]
+        return sum(bool(asked[batch].any()) for batch in batches), sum(int(asked[batch].sum()) for batch in batches)
 
     def fill(self, progress: Progress = silent) -> None:
         """Compute all missing outputs in row order, and write them to disk.
@@ -201,6 +215,8 @@ class OutputCache:
         They form a new shard (a folder of arrays). Raises a DependencyError if that fails. The outputs then stay in
         memory.
         """
+        for part in self.parts:
+            part.flush()
         waiting = self._open
         if waiting is None:
             return

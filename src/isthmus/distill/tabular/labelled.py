@@ -79,7 +79,7 @@ class LabelTask(Task):
             numeric=isinstance(self.declared.label, Number | Rank), texts=self.texts,
         )  # fmt: skip
         return UserTeacher(
-            sources(declared, rows), self._kind.key, rows, convert=self._kind.teacher_scores, classes=self.classes,
+            sources(declared, rows), self._kind.key, rows, convert=self._kind.teacher_scores,
             abstains=any(teacher.missing == "labels" for teacher, _ in declared),
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ ANSWERED = "answered"
 
 LEAST = np.finfo(np.float32).tiny
 """Probability to use for an impossible class, so that its logarithm is finite."""
+
+ReadOutputs = Callable[[Any], Mapping[str, Any]]
+"""Returns the outputs of a teacher for a batch as arrays, float32 (rows, ...), by key."""
 
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
@@ -116,6 +119,15 @@ class Teacher(ABC):
         """Return the teacher's number of parameters and their bytes, for reports; None if it has no known weights."""
         weights = list(self._weights())
         return (sum(t.numel() for t in weights), sum(t.nbytes for t in weights)) if weights else None
+
+    @property
+    def parts(self) -> "Sequence[Teacher | None]":
+        """Teachers from whose outputs this teacher computes its own; each is cached alone, unless it is None."""
+        return ()
+
+    def reading(self, parts: "Sequence[ReadOutputs | None]") -> "Teacher":  # noqa: ARG002 - for subclasses
+        """Return a copy of the teacher that reads the outputs of its `parts`, and asks those without a reader."""
+        return self
 
     def hold(self) -> None:
         """Check that the teacher is still frozen, before its outputs or weights are used.

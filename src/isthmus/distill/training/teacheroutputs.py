@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -48,20 +49,47 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
         )
     if task.classes is not None and not {*BY_CLASS}.isdisjoint(teacher.keys):
         teacher = teacher.relabelled(task.classes)
-    return OutputCache(
-        cache, teacher, task.identities()[rows], lambda places: task.asked(rows[places]),
-        contract=task.material.contract, form=task.form, options=task.options(), batch=task.at_once,
-        note=lambda text: progress(text, 0.0),
-    )  # fmt: skip
+
+    def opened(of: Teacher, part: Index) -> OutputCache:
+        return OutputCache(
+            cache, of, task.identities()[part], lambda places: task.asked(part[places]),
+            contract=task.material.contract, form=task.form, options=task.options(), batch=task.at_once,
+            note=lambda text: progress(text, 0.0),
+        )  # fmt: skip
+
+    outputs = opened(teacher, rows)
+    if outputs.missing and teacher.parts:
+        everything = np.arange(task.material.table.num_rows)  # a part is read by row numbers
+        parts = [None if part is None else opened(part, everything) for part in teacher.parts]
+        reading = teacher.reading([None if part is None else part.float32 for part in parts])
+        outputs.compute_from(reading, [part for part in parts if part is not None])
+    return outputs
 
 
-def remaining_calls(teacher: Teacher, outputs: OutputCache, first: Index) -> str:
-    if not (teacher.costly and outputs.missing):
-        return ""
-    extra = [(2, "to check that outputs repeat"), (0 if (outputs.path / _FILE).exists() else 1, "to time a row")]
-    calls = outputs.calls(first)
-    words = "".join(f", {count} {why}" for count, why in extra if count)
-    return f"{calls + sum(count for count, _ in extra):,} calls: {calls:,} for {outputs.missing:,} rows{words}"
+def announce_calls(teacher: Teacher, outputs: OutputCache, first: Index, note: Callable[[str], None]) -> Teacher:
+    """Announce the calls of each costly teacher; return the teacher with which to check that outputs repeat.
+
+    It reads the parts whose outputs are all cached instead of asking them again. `first` has the positions of the rows
+    that are read first.
+    """
+    if not outputs.missing:
+        return teacher
+    complete = {}
+    for each in outputs.parts or [outputs]:
+        of = each.teacher if outputs.parts else teacher
+        calls, rows = outputs.calls(first, each if outputs.parts else None)
+        if not rows:
+            complete[of] = each.float32
+        repeated, timed = 2 if rows else 0, 0 if (each.path / _FILE).exists() else 1
+        if isinstance(of, Teacher) and of.costly and (total := calls + repeated + timed):
+            extra = [(repeated, "to check that outputs repeat"), (timed, "to time a row")]
+            words = "".join(f", {count} {why}" for count, why in extra if count)
+            note(f"teacher {of.name} runs in {total:,} calls: {calls:,} for {rows:,} rows{words}")
+    return (
+        teacher.reading([None if part is None else complete.get(part) for part in teacher.parts])
+        if complete
+        else teacher
+    )
 
 
 def complete_outputs(  # noqa: PLR0913 - all parts of a pass
@@ -88,15 +116,28 @@ def complete_outputs(  # noqa: PLR0913 - all parts of a pass
             outputs.fill(on_progress)
     else:
         progress(f"cached outputs {outputs.path.name[:12]}", 1.0)
+    return outputs, _cost(task, teacher, rows, outputs)
+
+
+def _cost(task: Task, teacher: Teacher, rows: Index, outputs: OutputCache) -> TeacherCost:
     file = outputs.path / _FILE
     with suppress(OSError, msgspec.MsgspecError):
-        return outputs, msgspec.json.decode(file.read_bytes(), type=TeacherCost)
+        return msgspec.json.decode(file.read_bytes(), type=TeacherCost)
+    parameters, size = teacher.size() or (None, None)
+    parts = [_cost(task, part.teacher, rows, part) for part in outputs.parts if isinstance(part.teacher, Teacher)]
+    if parts:
+        p50, p99 = sum(part.p50_us for part in parts), sum(part.p99_us for part in parts)
+    else:
+        p50, p99 = _times(task, teacher, rows)
+    cost = TeacherCost(parameters, size, p50, p99, f"{teacher.runtime}, 1 thread")
+    write_atomically(file, msgspec.json.encode(cost))
+    return cost
+
+
+def _times(task: Task, teacher: Teacher, rows: Index) -> tuple[float, float]:
     with threadpool_limits(1), threads(1):
         row = task.asked(rows[:1])
         # A function may be a service that charges per call, so call it once. Large teachers stop after 0.5 s.
         calls = 1 if teacher.costly else 200
         (times,) = interleaved({"": lambda: teacher.ask(row)}, calls=calls, rounds=1, seconds=0.5).values()
-    parameters, size = teacher.size() or (None, None)
-    cost = TeacherCost(parameters, size, times["p50_us"], times["p99_us"], f"{teacher.runtime}, 1 thread")
-    write_atomically(file, msgspec.json.encode(cost))
-    return outputs, cost
+    return times["p50_us"], times["p99_us"]

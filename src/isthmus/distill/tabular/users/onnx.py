@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
+from google.protobuf.message import DecodeError
 
-from isthmus.distill.language.teachers import Onnx
+from isthmus.distill.language.teachers import Onnx, within
 from isthmus.distill.onnx.runtime import ask, session
 from isthmus.distill.tabular.users.prediction import Form, Prediction
 from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows, digest, to_floats
@@ -27,13 +30,37 @@ class OnnxSource(PredictionSource):
     def identity(self) -> Any:
         declared = self._declared
         classes = None if declared.classes is None else list(declared.classes)
-        return ["onnx", digest(self._file(declared.path)), declared.output, declared.gives, classes, self.runtime]
+        own = [digest(self._file(declared.path)), declared.output, declared.gives, classes, self.runtime]
+        weights = {name: digest(path) for name, path in self._weights.items()}
+        return ["onnx", *own, *([weights] if weights else [])]
+
+    @cached_property
+    def _content(self) -> tuple[int, set[str]]:
+        """The number of weights, and the names of files that have some of them."""
+        try:
+            model = onnx.load(self._file(self._declared.path), load_external_data=False)
+        except DecodeError:  # ONNX Runtime says what is wrong with it
+            return 0, set()
+        tensors = [*_all_tensors(model.graph)]
+        external = [each for each in tensors if each.data_location == onnx.TensorProto.EXTERNAL]
+        names = {entry.value for each in external for entry in each.external_data if entry.key == "location"}
+        return sum(int(np.prod(each.dims)) for each in tensors), names
+
+    @property
+    def _weights(self) -> Mapping[str, Path]:
+        """The files of weights beside the model, by the names in the model."""
+        folder, (_, names) = Path(self._declared.path).parent, self._content
+        for name in names:
+            if not within(name):
+                problem = Problem("file of weights", repr(name), "a file beside the model or in a folder below")
+                raise ConfigurationError(self.where, [problem])
+        return {name: self._file(str(folder / name)) for name in sorted(names)}
 
     @cached_property
     def _session(self) -> ort.InferenceSession:
-        content = self._file(self._declared.path).read_bytes()
+        path, weights = self._file(self._declared.path), self._weights
         with self._running():
-            return session(content, self._rows.threads)
+            return session(path.read_bytes(), self._rows.threads, path.parent if weights else None)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -45,12 +72,9 @@ class OnnxSource(PredictionSource):
             raise ConfigurationError(self.where, problems) from error
 
     def size(self) -> tuple[int, int]:
-        """Return the number of the model's numbers and the bytes of its file."""
-        import onnx
-
-        path = self._file(self._declared.path)
-        tensors = onnx.load(path, load_external_data=False).graph.initializer
-        return sum(int(np.prod(each.dims)) for each in tensors), path.stat().st_size
+        """Return the number of weights, also those of trees and linear models, and the bytes of all files."""
+        files = [self._file(self._declared.path), *self._weights.values()]
+        return self._content[0], sum(file.stat().st_size for file in files)
 
     @cached_property
     def _output(self) -> tuple[str, Form]:
@@ -119,6 +143,17 @@ class OnnxSource(PredictionSource):
         else:
             column = values.data.astype(kind)
         return column[:, None] if len(wanted.shape) == 2 else column
+
+
+def _all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield all weights of a graph; lists of floats, the weights of trees and linear models, without their values."""
+    yield from graph.initializer
+    for attribute in (each for node in graph.node for each in node.attribute):
+        yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
+        if attribute.floats:
+            yield onnx.TensorProto(dims=[len(attribute.floats)])
+        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            yield from _all_tensors(inner)
 
 
 _TYPES: Mapping[str, Any] = {

@@ -56,6 +56,7 @@ class PredictionSource(ABC):
 
     runtime: str
     costly = False
+    cached = True
 
     def __init__(self, name: str, missing: str, rows: TeacherRows) -> None:
         self.name, self.refuses, self._rows = name, missing == "refuse", rows

@@ -23,6 +23,7 @@ _COLUMNS = ("probabilities", "logits", "log_probabilities", "values")
 
 class StoredSource(PredictionSource):
     runtime = "a file of outputs"
+    cached = False
 
     def __init__(self, declared: TeacherOutputs, rows: TeacherRows) -> None:
         super().__init__(declared.path, declared.missing, rows)

@@ -1,6 +1,8 @@
 """A teacher of a table that users bring: the weighted mean of one or more sources of predictions."""
 
+import copy
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from isthmus.distill.tabular.users.pretrained import PretrainedSource
 from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows
 from isthmus.distill.tabular.users.stored import StoredSource
 from isthmus.distill.tasks.samples import Columns
-from isthmus.distill.teachers.teacher import ANSWERED, Teacher
+from isthmus.distill.teachers.teacher import ANSWERED, ReadOutputs, Teacher
 from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
 
@@ -28,12 +30,35 @@ class UserTeacher(Teacher):
 
     def __init__(
         self, sources: Sequence[tuple[PredictionSource, float]], key: str, rows: TeacherRows, *, convert: Convert,
-        classes: Sequence[str] | None, abstains: bool,
+        abstains: bool, lenient: bool = False,
     ) -> None:  # fmt: skip
         keys = (key, ANSWERED) if abstains else (key,)
-        super().__init__(" + ".join(source.name for source, _ in sources), keys, labels=classes)
+        super().__init__(" + ".join(source.name for source, _ in sources), keys, labels=rows.classes)
         self._sources, self._key, self._rows, self._convert = sources, key, rows, convert
+        self._readers: list[ReadOutputs | None] = [None for _ in sources]
+        self._lenient = lenient
         self.costly = any(source.costly for source, _ in sources)
+
+    @cached_property
+    def parts(self) -> Sequence[Teacher | None]:
+        """A teacher per source, with the fingerprint of that source declared alone with `missing="labels"`.
+
+        So outputs are computed once per source, whatever its weight, its `missing` and the sources beside it. Empty for
+        such a source itself. None for outputs of a file, which are not cached.
+        """
+        if len(self._sources) == 1 and self._sources[0][1] == 1 and ANSWERED in self.keys:
+            return ()
+        return [
+            UserTeacher([(source, 1.0)], self._key, self._rows, convert=self._convert, abstains=True, lenient=True)
+            if source.cached
+            else None
+            for source, _ in self._sources
+        ]
+
+    def reading(self, parts: Sequence[ReadOutputs | None]) -> "UserTeacher":
+        teacher = copy.copy(self)
+        teacher._readers = [*parts]
+        return teacher
 
     @property
     def runtime(self) -> str:
@@ -54,14 +79,23 @@ class UserTeacher(Teacher):
         return self._mean(parts).astype(np.float32)
 
     def _answer(self, batch: Index) -> Mapping[str, Any]:
-        parts = [self._convert(source.predict_rows(batch), source.where) for source, _ in self._sources]
+        pairs = zip(self._sources, self._readers, strict=True)
+        parts = [self._read(source, reader, batch) for (source, _), reader in pairs]
         for part, (source, _) in zip(parts, self._sources, strict=True):
-            if source.refuses:
+            if source.refuses and not self._lenient:
                 self._require_answers(source, _lacks(part), batch)
         scores = self._mean(parts)
         lacks = _lacks(scores)
         outputs = {self._key: np.where(lacks.reshape(-1, *(1,) * (scores.ndim - 1)), 0.0, scores)}
         return {**outputs, ANSWERED: ~lacks} if ANSWERED in self.keys else outputs
+
+    def _read(self, source: PredictionSource, reader: ReadOutputs | None, batch: Index) -> Array:
+        if reader is None:
+            return self._convert(source.predict_rows(batch), source.where)
+        outputs = reader(batch)
+        scores: Array = outputs[self._key].astype(np.float64)
+        scores[outputs[ANSWERED] == 0] = np.nan
+        return scores
 
     def _require_answers(self, source: PredictionSource, lacks: Array, batch: Index) -> None:
         if lacks.any():
