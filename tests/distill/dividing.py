@@ -150,7 +150,7 @@ def gradients(task: Task, accumulation: int, batch: int = 30) -> dict[str, Tenso
 
 def main() -> None:
     result, *kinds = sys.argv[1:]
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for kind in kinds or TASKS:
         task = TASKS[kind]()
         for accumulation in (1, 2):

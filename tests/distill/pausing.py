@@ -14,7 +14,8 @@ from torch import nn
 
 from isthmus.distill.settings import Settings
 from isthmus.distill.throttle import policy
-from isthmus.distill.training.loop import Step, Training
+from isthmus.distill.training.loop import Training
+from isthmus.distill.training.parts import Step
 from isthmus.features.latency import Latency
 from tests.distill.tiny import cpu
 

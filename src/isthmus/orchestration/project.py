@@ -252,8 +252,8 @@ class Project:
         reached = _reached(declarations)
         problems = [problem for distillation in distillations for problem in distillation.problems()]
         problems += _hidden(module)
-        if not any(isinstance(value, FeatureView) for value in reached):
-            problems.append(Problem(Path(where).name, "declares no feature view", "at least one"))
+        if not distillations and not any(isinstance(value, FeatureView) for value in reached):
+            problems.append(Problem(Path(where).name, "declares no feature view and no distillation", "at least one"))
         contract = None
         try:
             contract = compile_contract(self.name, _unique(declarations), where, compiled)

@@ -117,7 +117,7 @@ def test_balanced_classes_have_the_same_weight() -> None:
 def test_boosting_learns_with_the_weights() -> None:
     table = training_set(600)
     table = table.append_column("weight", [np.where(table["late"], 9.0, 1.0)])
-    first, plain = (create_task(material_of("binary", table, **more)) for more in ({"weight": "weight"}, {}))
+    first, plain = (create_task(material_of("binary", table, weight=weight)) for weight in ("weight", None))
     rows = first.material.parts.test
     means = [float(np.mean(of.teacher().ask(rows)["logits"])) for of in (first, plain)]
     assert means[0] > means[1] + 1

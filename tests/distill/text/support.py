@@ -16,6 +16,7 @@ from isthmus.distill.tasks.task import Material
 from isthmus.distill.text.vocabulary import PAD, UNKNOWN, Vocabulary
 from isthmus.features.profiles import TrainingProfile
 from isthmus.package.inputs import ModelInput
+from isthmus.transforms.preparation.fit import Preparation
 
 WORDS = {
     "alarm": ["wake", "alarm", "timer", "ring", "minutes", "morning", "snooze"],
@@ -40,6 +41,10 @@ def notes(count: int = 600) -> pa.Table:
     return pa.table({"id": names, "event_timestamp": times, "known_at": times, "body": texts, "intent": intents})
 
 
+def _no_preparation(*_: Any) -> Preparation:
+    raise AssertionError("a Text has no preparation")
+
+
 def material(table: pa.Table, root: Path, text: Text | None = None, **changes: Any) -> Material:
     device = FeatureService("device", features=[RequestSource("said", schema=[Field("body", String)])])
     declared: dict[str, Any] = {
@@ -50,7 +55,7 @@ def material(table: pa.Table, root: Path, text: Text | None = None, **changes: A
     spine = Spine("notes", [Entity("note", join_keys={"id": String})], Field("intent", String), [])
     return Material(
         Distillation("intents", spine, device, device, **declared), table, [INPUT], [INPUT], "intent",
-        f"set-{len(table)}", "contract", TrainingProfile(threads=1), RequestInputs(), lambda *_: None, root=root,
+        f"set-{len(table)}", "contract", TrainingProfile(threads=1), RequestInputs(), _no_preparation, root=root,
     )  # fmt: skip
 
 
@@ -100,7 +105,8 @@ class Longest(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         hidden = (attention_mask == 0).unsqueeze(-1)
-        return self.tokens(input_ids).masked_fill(hidden, -9.0).amax(1)
+        largest: torch.Tensor = self.tokens(input_ids).masked_fill(hidden, -9.0).amax(1)
+        return largest
 
 
 def longest(size: int, outputs: int) -> torch.nn.Module:

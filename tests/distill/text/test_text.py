@@ -82,7 +82,7 @@ def test_the_package_has_the_tokenizer_and_what_it_should_return(table: pa.Table
     of = material(table, tmp_path)
     report(of, tmp_path)
     folder = next((tmp_path / "models").glob("*/report.json")).parent
-    contract = {"views": {}}
+    contract: dict[str, Any] = {"views": {}}
     patient = ServingProfile(latency_objective_ms=1000)
     made = export(of, folder, tmp_path / "packages", contract=contract, profile=patient, cache=tmp_path / "cache")
     tokenizer = Tokenizer.from_file(str(made.path / "tokenizer.json"))

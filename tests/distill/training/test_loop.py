@@ -25,7 +25,8 @@ from torch import nn
 from isthmus.distill.accelerator import accelerator
 from isthmus.distill.settings import Settings
 from isthmus.distill.training import loop
-from isthmus.distill.training.loop import Outcome, Step, Training
+from isthmus.distill.training.loop import Outcome, Training
+from isthmus.distill.training.parts import Step
 from isthmus.distill.training.runlog import RunLog
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed, Stopped
 from isthmus.features.profiles import TrainingProfile

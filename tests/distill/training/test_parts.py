@@ -52,7 +52,7 @@ class Rows:
         self.task, self.teacher = task, task.teacher()
 
     def __len__(self) -> int:
-        return self.task.material.table.num_rows
+        return len(self.task.material.table)
 
     def __getitem__(self, rows: Tensor) -> TeacherBatch:
         inputs, labels = self.task.batch(rows)
@@ -104,8 +104,8 @@ def test_both_passes_drop_the_same_units_and_batch_norm_counts_once() -> None:
         rows, batch = Rows(TOGETHER), Rows(TOGETHER)[torch.arange(20)]
 
         torch.manual_seed(1)
-        parts = [other(part) for part in batch.inputs[0].split(5)]  # with the graph of all parts
-        joined = {key: torch.cat([part[key] for part in parts]) for key in ("value", "vector")}
+        parts = [other(part) for part in torch.split(batch.inputs[0], 5)]  # with the graph of all parts
+        joined: dict[str, Any] = {key: torch.cat([part[key] for part in parts]) for key in ("value", "vector")}
         joined["states"] = [torch.cat([part["states"][0] for part in parts])]
         objective(joined, batch.teacher, batch.labels, 0.5)[0].backward()
         drawn = torch.rand(3)
@@ -124,7 +124,7 @@ def test_both_passes_drop_the_same_units_and_batch_norm_counts_once() -> None:
 class Summed(Together):
     def student(self) -> nn.Module:
         class Mean(nn.Linear):
-            def forward(self, numbers: Tensor) -> dict[str, Tensor]:
+            def forward(self, numbers: Tensor) -> Any:
                 return {"value": super().forward(numbers).mean()}
 
         return Mean(2, 1)

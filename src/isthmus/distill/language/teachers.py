@@ -138,7 +138,7 @@ class Pretrained:
     def problems(self, where: str) -> list[Problem]:
         if wrong := type_problems(self, f"{where}: ", ("_",)):
             return wrong
-        wrong = [] if _within(self.source) else [Problem(f"{where}: source", repr(self.source), f"{_FIXED}, or a name")]
+        wrong = [] if within(self.source) else [Problem(f"{where}: source", repr(self.source), f"{_FIXED}, or a name")]
         if self.tokens is not None and self.tokens < 1:
             wrong.append(Problem(f"{where}: tokens", repr(self.tokens), "at least 1, or None"))
         return wrong
