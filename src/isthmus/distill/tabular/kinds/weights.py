@@ -63,7 +63,7 @@ def _column(table: pa.Table, name: str) -> Array:
 
 def weighted_targets(targets: Tensor, weights: Array) -> Tensor:
     """Return labels and weights as float32 (n, 2), the labels of a `weighted` objective."""
-    return torch.stack([targets.float(), torch.from_numpy(weights).float()], 1)
+    return torch.stack([targets.float(), torch.tensor(weights, dtype=torch.float32)], 1)
 
 
 def weighted(objective: Objective, dtype: torch.dtype) -> Objective:
