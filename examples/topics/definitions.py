@@ -40,7 +40,12 @@ def articles(descriptions: DataFrame) -> DataFrame:
     """All descriptions. They have no times, so they are valid from the beginning."""
     always = F.timestamp_seconds(F.lit(0))
     return descriptions.select(
-        "name", "source", always.alias("event_timestamp"), always.alias("known_at"), F.col("text").alias("body"), "topic"
+        "name",
+        "source",
+        always.alias("event_timestamp"),
+        always.alias("known_at"),
+        F.col("text").alias("body"),
+        "topic",
     )
 
 

@@ -41,7 +41,10 @@ def main(threads: int = 2) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(
         minilm(), num_labels=len(topics), id2label=names, label2id={name: number for number, name in names.items()}
     )
-    texts, labels = table["text"].to_pylist(), torch.tensor([topics.index(topic) for topic in table["topic"].to_pylist()])
+    texts, labels = (
+        table["text"].to_pylist(),
+        torch.tensor([topics.index(topic) for topic in table["topic"].to_pylist()]),
+    )
     steps = EPOCHS * -(-len(texts) // BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)

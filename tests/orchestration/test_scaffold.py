@@ -105,7 +105,7 @@ def test_a_folder_that_holds_something(shop: Shop) -> None:
 
 
 def test_an_example_that_there_is_not(shop: Shop) -> None:
-    assert "'flight' is not one of 'empty', 'flights', 'docsearch', 'docwriter', 'effects'" in refused(
+    assert "'flight' is not one of 'empty', 'flights', 'docsearch', 'docwriter', 'effects', 'topics'" in refused(
         shop, "init", "new", "--example", "flight", code=2
     )
 

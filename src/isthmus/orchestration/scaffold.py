@@ -9,10 +9,10 @@ from typing import Literal, get_args
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import scratch_folder
 
-Example = Literal["empty", "flights", "docsearch", "docwriter", "effects"]
+Example = Literal["empty", "flights", "docsearch", "docwriter", "effects", "topics"]
 EXAMPLES: tuple[Example, ...] = get_args(Example)
 
-_WRITTEN = (".isthmus", "__pycache__", ".pytest_cache", "data", "site")  # output folders: not copied, ignored by git
+_WRITTEN = (".isthmus", "__pycache__", ".pytest_cache", "data", "models", "site")  # output folders: not copied, ignored by git
 _FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[3] / "examples")  # in a wheel, in the repository
 
 
