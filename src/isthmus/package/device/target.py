@@ -26,6 +26,7 @@ CHECK = Path(__file__).with_name("check.py")
 _START = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.stdin.buffer.read({size}))"
 """Reads the script from stdin. Modules in the working folder are not imported."""
 
+_LINES = (b'{"processor":', b'{"file":')
 _TARGETS = "ssh:HOST, adb, adb:SERIAL, or the command of a Python interpreter"
 _QUOTED = 300
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -136,7 +137,7 @@ class Target:
         script = CHECK.read_bytes()
         start = [*self.interpreter, "-c", _START.format(size=len(script)), "--calls", str(calls)]
         done = self._exchange(start, script + _archive(package, variant, cases))
-        lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
+        lines = [line for line in done.stdout.splitlines() if line.startswith(_LINES)]  # a login may greet
         if not lines:
             raise DependencyError(
                 self._where, _ending(done), expected="Python 3.9 or later with NumPy and ONNX Runtime",
