@@ -13,8 +13,8 @@ from isthmus.orchestration.artifacts import Artifacts, devices_folder
 from isthmus.orchestration.models.devices import benchmark_device, device_bounds
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
-from isthmus.package.device.measurement import FileMeasurement, read_all
-from isthmus.package.device.target import Target
+from isthmus.package.device.measurement import read_all
+from isthmus.package.device.target import FileResult, Target
 from isthmus.package.manifest import package_digest
 from isthmus.package.snapshot.signature import SnapshotSigner, create_key
 from tests.commandline import run
@@ -105,7 +105,7 @@ def test_a_package_s_folder_takes_no_measurement(exported: Shop) -> None:
 
 @pytest.mark.parametrize("name", DEVICE_FIGURES)
 def test_every_model_may_have_bounds_on_devices(name: str) -> None:
-    assert name in FileMeasurement.__struct_fields__
+    assert name in FileResult.__struct_fields__
     assert bound_problems("x", None, [Gate(f"device.{name}", at_most=1)]) == []
 
 

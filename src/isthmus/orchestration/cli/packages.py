@@ -50,10 +50,11 @@ def verify(
     if runtime == "ort" and on is None:
         _confined(path)
     from isthmus.orchestration.runtimes import products
+    from isthmus.package.device.target import DeviceRuntime, Target
     from isthmus.package.inspect import inspect
     from isthmus.package.signature import read_public_key
 
-    opened = products.open_runtime(runtime) if on is None else products.on_target(on)
+    opened = products.open_runtime(runtime) if on is None else DeviceRuntime(Target.parse(on))
     inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=opened)
     judge(inspection.as_dict(), partial(_inspection_blocks, inspection), inspection.require, as_json=as_json)
 

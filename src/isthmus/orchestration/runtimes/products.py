@@ -57,9 +57,3 @@ def open_runtime(option: str) -> "Runtime":
             f"runtime {option!r}", f"is not known{did_you_mean(option, products)}", expected=one_of(products)
         )
     return products[option]()
-
-
-def on_target(text: str) -> "Runtime":
-    from isthmus.package.device.target import DeviceRuntime, Target
-
-    return DeviceRuntime(Target.parse(text))

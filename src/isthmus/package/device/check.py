@@ -35,6 +35,8 @@ def main() -> None:
     parser.add_argument("package", nargs="?", type=Path, help="package folder (default: a ZIP archive on stdin)")
     parser.add_argument("--calls", type=int, default=2000, help="most timed calls of a file; 0 skips the measurement")
     options = parser.parse_args()
+    if options.package is not None and not (options.package / "manifest.json").is_file():
+        parser.error(f"{options.package} is not a package folder: it has no manifest.json")
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print to stdout
 
@@ -108,6 +110,9 @@ def run(
         compared = compare([(array(tensor), outputs[name]) for name, tensor in recorded.items()])
         kept = {name: plain(value) for name, value in outputs.items()} if keep else {}
         found["cases"].append({**compared, "outputs": kept})
+    worst = [case["worst"] for case in found["cases"]]
+    found["worst"] = None if None in worst else max(worst)
+    found.update({name: sum(case[name] for case in found["cases"]) for name in ("values", "differing")})
     return found
 
 

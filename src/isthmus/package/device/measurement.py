@@ -8,7 +8,7 @@ import msgspec
 
 from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
-from isthmus.package.device.target import DeviceRuntime, Processor, Target, outputs_of
+from isthmus.package.device.target import DeviceRuntime, FileResult, Processor, Target, outputs_of
 from isthmus.package.golden import read_golden
 from isthmus.package.manifest import Package
 from isthmus.package.replay import require_reproduced
@@ -21,41 +21,17 @@ _KIND = b"isthmus device measurement 1\n"
 """Begins the signed bytes, so that no signature of a snapshot is one of a measurement."""
 
 
-class FileMeasurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model file on a device, with one thread.
-
-    Attributes:
-        values: number of values in the golden outputs.
-        differing: number of these that differ from the recorded ones in any bit.
-        worst: greatest difference from the recorded outputs.
-        calls: number of timed predictions.
-        p50_us: median time of a prediction, in microseconds.
-        load_ms: milliseconds from the file's bytes to the first prediction.
-        memory_mb: peak memory of loading and predicting, in MiB; None if the device's system does not tell.
-    """
-
-    file: str
-    values: int
-    differing: int
-    worst: float
-    calls: int
-    p50_us: float
-    p99_us: float
-    load_ms: float
-    memory_mb: float | None
-
-
 class DeviceMeasurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a device measured with the ONNX Runtime files of a package. `package` is the digest of the package.
+    """What a device measured with the ONNX Runtime files of a package, without the outputs.
 
-    `at` is the time in microseconds since 1970 UTC.
+    `package` is the digest of the package, and `at` the time in microseconds since 1970 UTC.
     """
 
     package: str
     target: str
     at: int
     processor: Processor
-    files: tuple[FileMeasurement, ...]
+    files: tuple[FileResult, ...]
 
 
 class _Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,14 +48,9 @@ def measure(package: Package, target: Target, at: int) -> DeviceMeasurement:
     golden, files = read_golden(package), []
     for variant in DeviceRuntime(target).files(package.manifest):
         processor, result = target.run(package, variant, golden.cases, CALLS)
-        worst = require_reproduced(golden, package.manifest, variant, outputs_of(result))
-        values, differing = (sum(getattr(case, name) for case in result.cases) for name in ("values", "differing"))
-        files.append(
-            FileMeasurement(
-                variant.file, values, differing, worst,
-                result.calls, result.p50_us, result.p99_us, result.load_ms, result.memory_mb,
-            )
-        )  # fmt: skip
+        require_reproduced(golden, package.manifest, variant, outputs_of(result))
+        cases = tuple(msgspec.structs.replace(case, outputs={}) for case in result.cases)
+        files.append(msgspec.structs.replace(result, cases=cases))
     return DeviceMeasurement(package.files.digest, target.name, at, processor, tuple(files))
 
 

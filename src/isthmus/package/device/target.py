@@ -44,34 +44,34 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     onnxruntime: str
 
 
-class CaseResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The comparison of a golden case with its recorded outputs.
+class CaseResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The comparison of a golden case with its recorded outputs; `outputs` is what the file computed.
 
-    Attributes:
-        values: number of compared values.
-        differing: number of values that differ in any bit.
-        worst: greatest absolute difference; None if it is not a number.
-        outputs: what the file computed, by output.
+    `differing` of `values` numbers or texts differ in any bit. `worst` is None if a difference is not a number.
     """
 
     values: int
     differing: int
     worst: _Amount | None
-    outputs: dict[str, TensorBytes]
+    outputs: dict[str, TensorBytes] = {}
 
 
 class FileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a target computed and measured with a model file. Without measured calls, `calls` is 0.
+    """What a target computed and measured with a model file and one thread; `calls` is 0 if it timed nothing.
 
     Attributes:
         error: why the runtime rejects the file; empty if it ran.
+        values: number of values in all cases; also `differing` and `worst` are those of all cases.
         load_ms: milliseconds from the file's bytes to the first prediction.
         memory_mb: peak memory of loading and predicting, in MiB; None if the system does not tell.
-        p50_us: median time of one prediction with one thread, in microseconds.
+        p50_us: median time of a prediction, in microseconds.
     """
 
     file: str
     error: str = ""
+    values: int = 0
+    differing: int = 0
+    worst: _Amount | None = None
     calls: int = 0
     load_ms: _Amount = 0.0
     memory_mb: _Amount | None = None
