@@ -12,7 +12,8 @@ from isthmus.features.files import scratch_folder
 Example = Literal["empty", "flights", "docsearch", "docwriter", "effects", "topics"]
 EXAMPLES: tuple[Example, ...] = get_args(Example)
 
-_WRITTEN = (".isthmus", "__pycache__", ".pytest_cache", "data", "models", "site")  # output folders: not copied, ignored by git
+# Output folders: not copied, ignored by git.
+_WRITTEN = (".isthmus", "__pycache__", ".pytest_cache", "data", "models", "site")
 _FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[3] / "examples")  # in a wheel, in the repository
 
 
