@@ -13,9 +13,11 @@ import pytest
 
 import isthmus
 from isthmus import (
+    Bag,
     Causal,
     Classes,
     Distillation,
+    Encoder,
     Entity,
     Expect,
     FeatureService,
@@ -27,6 +29,7 @@ from isthmus import (
     Lora,
     Monitor,
     Onnx,
+    Pretrained,
     Rank,
     RequestSource,
     RequestTransform,
@@ -39,6 +42,7 @@ from isthmus import (
     Tabular,
     TeacherFunction,
     TeacherOutputs,
+    Text,
     request_transform,
     spine,
     transform,
@@ -100,6 +104,12 @@ PARTS: dict[Any, dict[str, Any]] = {
     TeacherFunction: {"function": "fraud:booster", "files": [], "version": "", "missing": "refuse"},
     Onnx: {"path": "large.onnx", "output": None, "gives": None, "classes": None, "missing": "refuse"},
     TeacherOutputs: {"path": "teacher.parquet", "classes": None, "missing": "refuse"},
+    Pretrained: {"source": "large", "column": None, "classes": None, "revision": None, "tokens": None},
+    Text: {"teacher": "fraud:booster", "predicts": Classes(), "column": None, "student": Bag(), "vocabulary": 8000,
+           "tokens": 128, "dropout": 0.1, "temperature": 2.0, "soft_weight": 0.7, "calibration": None, "weight": None,
+           "class_weight": None},
+    Bag: {"vocabulary": 10_000, "width": 48},
+    Encoder: {"layers": 2, "width": 128, "heads": 4, "inner": 256, "rank": None, "vocabulary": 8000},
     Causal: {"prompt": 8},
     Expect.present: {"feature": "total", "share": 1.0},
     Expect.between: {"feature": "total", "low": 1, "high": 2},
@@ -118,9 +128,10 @@ def _declared(value: Any, kind: Any) -> list[Any]:
     late = Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE)
     if kind in (transform, spine, request_transform):
         return [view, value(orders)] if kind is not transform else [value(orders)]
-    teachers = (TeacherFunction, Onnx, TeacherOutputs)
-    if kind in (Tabular, Causal, Rank, Lora, *teachers):
+    teachers = (TeacherFunction, Pretrained, Onnx, TeacherOutputs)
+    if kind in (Tabular, Causal, Text, Bag, Encoder, Rank, Lora, *teachers):
         task = {Rank: lambda: Tabular(label=value), Lora: lambda: Causal(lora=value)}
+        task |= dict.fromkeys((Bag, Encoder), lambda: Text(teacher="fraud:booster", student=value))
         task |= dict.fromkeys(teachers, lambda: Tabular(teacher=[value, (value, 2.0)]))
         task_of: Callable[[], Any] = task.get(kind, lambda: value)
         return [view, Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE, task=task_of())]
