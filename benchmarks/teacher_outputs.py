@@ -6,6 +6,8 @@ time to fill the cache is shown without a target. The sides alternate, and the q
 give the same losses: live outputs are rounded to float16 like cached ones, but the last bits of a teacher depend on the
 rows of its batch, so the loss of each step may differ by 0.1 %. The largest difference is printed.
 
+A file of outputs (`TeacherOutputs`) with ten million rows in random order is joined to a training set by key and time.
+
 Run it on an idle machine.
 """
 
@@ -16,14 +18,22 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-from result import Comparison, less, more, note, options_parser, report
+from result import Comparison, at_least, less, more, note, options_parser, report
 from torch import Tensor, nn
 
+from isthmus import Entity, Field, Int64, TeacherOutputs
+from isthmus.distill.tabular.users.sources import TeacherRows
+from isthmus.distill.tabular.users.stored import StoredSource
+from isthmus.features.definition.spec import Spine
 from isthmus.losses import soft_targets
 from isthmus.teachers import NetworkTeacher, OutputCache, identities
 
 BAR = 3.0
+JOINED = 1e6
 CLASSES, TOKENS, WORDS, BATCH = 20, 32, 1000, 64
 CLOSE = 1e-3
 Targets = Callable[[Tensor], Tensor]
@@ -60,6 +70,22 @@ def epoch(texts: Tensor, targets: Targets) -> tuple[list[float], float]:
     return losses, time.perf_counter() - began
 
 
+def seconds_to_join(count: int, folder: Path) -> float:
+    draw = np.random.default_rng(0)
+    table = pa.table({
+        "customer": draw.integers(0, count // 10, count),
+        "event_timestamp": pa.array(np.arange(count) * 1_000_000, pa.timestamp("us", tz="UTC")),
+    })  # fmt: skip
+    outputs = table.take(draw.permutation(count)).append_column("probabilities", pa.array(draw.random(count)))
+    pq.write_table(outputs, folder / "teacher.parquet")
+    spine = Spine("rows", [Entity("customer", join_keys={"customer": Int64})], Field("label", Int64), [])
+    rows = TeacherRows(table, (), np.arange(count), np.zeros(count), None, {}, spine, folder, 2, numeric=False)
+    began, source = time.perf_counter(), StoredSource(TeacherOutputs("teacher.parquet"), rows)
+    for part in np.array_split(np.arange(count), max(1, count // 65_536)):
+        source.predict_rows(part)
+    return time.perf_counter() - began
+
+
 def main() -> int:
     parser = options_parser(__doc__, "one round of fewer rows")
     parser.add_argument("--rounds", type=int, default=3)
@@ -94,6 +120,8 @@ def main() -> int:
         for part in torch.split(torch.randperm(count), BATCH):
             _ = kept[part]
         gathered = time.perf_counter() - began
+        large = 100_000 if options.quick else 10_000_000
+        joined = seconds_to_join(large, Path(folder))
     note(f"{count} rows identified in {identified:.2f} s, filled in {filled:.2f} s, opened in {opened:.3f} s; {best}")
     note(f"the losses of {count // BATCH} steps differ by at most {worst:.1e} of their value ({CLOSE:g} is allowed)")
     if worst > CLOSE:
@@ -104,6 +132,7 @@ def main() -> int:
             f"an epoch of a student, {steps}", "s", best["kept"], best["live"], "calling the teacher in each step", BAR
         ),
         more(f"rows gathered at random, {steps}", "rows/s", count / gathered, count / filled, "computed and saved"),
+        at_least(f"a file of outputs joined to a training set, {large:,} rows", "rows/s", large / joined, JOINED),
     ]
     return report("teacher_outputs", comparisons, as_json=options.json, quick=options.quick)
 
