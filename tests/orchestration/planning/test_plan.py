@@ -345,8 +345,9 @@ def made(shop: Shop, **serving: Any) -> Project:
     )
     (shop.state / "packages" / "late_order.latest").write_text(package.name)
     (shop.state / "serving").mkdir()
-    (shop.state / "serving" / f"{package.name}.json").write_text(json.dumps(half | {"precision": "fp32"}))
-    shop.append('\n[profiles.serving]\nprecision = "fp32"\nlatency_objective_ms = 1\n', "isthmus.toml")
+    (shop.state / "serving" / f"{package.name}.json").write_text(json.dumps({**half, "precision": "fp32", **serving}))
+    chosen = "smallest" if "precision" in serving else "fp32"
+    shop.append(f'\n[profiles.serving]\nprecision = "{chosen}"\nlatency_objective_ms = 1\n', "isthmus.toml")
     return Project(shop.root)
 
 
@@ -397,6 +398,15 @@ def test_a_plan_is_that_by_hand(shop: Shop) -> None:
     assert serving["recommended"]["cheapest"] == min(
         ("this host", "grace-superchip"), key=lambda name: serving["devices"][name]["cost"]
     )
+
+
+@pytest.mark.parametrize("precision", ["w8", "int4"])
+def test_files_with_smaller_weights_compute_in_float32(shop: Shop, precision: str) -> None:
+    serving = plan(made(shop, precision=precision), speed=host)["models"]["late_order"]["serving"]
+    assert serving["precision"] == precision
+    here = serving["devices"]["this host"]
+    assert math.isclose(here["least_seconds"], serving["bytes"] / 1e9)
+    assert math.isclose(here["seconds"], 42e-6)
 
 
 def test_a_rate_asks_for_as_many_devices_as_keep_up(shop: Shop) -> None:

@@ -117,8 +117,9 @@ def exported_precisions(tolerances: Mapping[str, float], profile: ServingProfile
 
     A compressed precision without its own tolerance has the tolerance of int8.
     """
-    extra = COMPRESSED if profile.precision == SMALLEST else {profile.precision}.intersection(COMPRESSED)
-    return list(dict.fromkeys([*tolerances, *(extra if "int8" in tolerances else ())]))
+    needed = [name for name in COMPRESSED if "int8" in tolerances and profile.precision in (name, SMALLEST)]
+    compressed = [name for name in COMPRESSED if name in tolerances or name in needed]
+    return [*(name for name in tolerances if name not in COMPRESSED), *compressed]
 
 
 def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> list[str]:
@@ -138,9 +139,10 @@ def served_models(models: Mapping[str, bytes], allowed: Sequence[str], profile: 
 
 def require_smaller(precision: str, models: Mapping[str, bytes], profile: ServingProfile) -> None:
     """Raise GateFailed if a file that should save space is not smaller than fp32. `models` is by file name."""
-    saves = COMPRESSED if profile.precision != SMALLEST else LADDER
+    if precision not in (COMPRESSED if profile.precision != SMALLEST else ("int8", *COMPRESSED)):
+        return
     size, whole = (len(models[f"{MODEL}.{name}.ort"]) for name in (precision, "fp32"))
-    if precision in saves and precision != "fp32" and size >= whole:
+    if size >= whole:
         raise GateFailed(
             f"{MODEL}.{precision}.ort", f"has {size:,} bytes", expected=f"fewer than the {whole:,} of fp32",
             remedy="serve fp32, or another precision",
