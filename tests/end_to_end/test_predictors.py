@@ -1,6 +1,7 @@
 """The predictions of a README: run in Node, compiled for Android, and in the oldest ONNX Runtime that it names."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -21,7 +22,7 @@ from isthmus.package.clients import CLIENTS
 from isthmus.package.golden import read_golden
 from isthmus.package.manifest import open_package
 from tests.distill.decoder.support import packaged
-from tests.end_to_end.compilers import compiler
+from tests.end_to_end.compilers import QUICK, compiler
 from tests.end_to_end.test_labels import KINDS, exported_shop
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
@@ -76,7 +77,7 @@ def test_kotlin_predicts_the_golden_rows(package: Path, tmp_path: Path) -> None:
     sources += [package / name for name in CLIENTS if name.endswith(".kt")]
     jar = tmp_path / "predict.jar"
     options = ["-include-runtime", "-cp", str(JSON), "-d", str(jar)]
-    subprocess.run(["bash", str(compiler()), *options, *sources], check=True)
+    subprocess.run(["bash", str(compiler()), *options, *sources], env={**os.environ, **QUICK}, check=True)
     smallest = min((each for each in opened.manifest.variants if each.format == "ort"), key=lambda each: each.bytes)
     runtime = session(opened.files.read(smallest.file), 1)
     command = ["java", "-cp", f"{jar}:{JSON}", "isthmus.PredictorKt", str(package)]
