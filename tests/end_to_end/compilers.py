@@ -35,7 +35,7 @@ def kotlin(folder: Path, client: Path, cases: Path) -> Command:
     """The command of a client and its `Cases.kt`."""
     jar = str(folder / "cases.jar")
     options = ["-Werror", "-include-runtime", "-d", jar]
-    command = ["bash", str(compiler()), *options, client.with_suffix(".kt"), cases / "Cases.kt"]
+    command = ["bash", *map(str, (compiler(), *options, client.with_suffix(".kt"), cases / "Cases.kt"))]
     subprocess.run(command, env={**os.environ, **QUICK}, check=True)
     return ["java", "-cp", jar, "isthmus.CasesKt"]
 
