@@ -228,7 +228,9 @@ def test_weights_in_files_beside_a_model_are_read_and_identify_it(table: pa.Tabl
     (tmp_path / "models" / "weights.bin").unlink()
     with pytest.raises(DataError, match=r"models/weights\.bin not found"):
         task.teacher().fingerprint()
-    onnx.external_data_helper.set_external_data(loaded.graph.initializer[0], "../weights.bin")
+    loaded = onnx.load(path, load_external_data=False)
+    (location,) = (entry for entry in loaded.graph.initializer[0].external_data if entry.key == "location")
+    location.value = "../weights.bin"
     path.write_bytes(loaded.SerializeToString())
     with pytest.raises(ConfigurationError, match=r"file of weights: '\.\./weights\.bin'; expected a file beside"):
         task.teacher().fingerprint()
