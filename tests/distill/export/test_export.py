@@ -442,7 +442,7 @@ def test_a_precision_that_saves_nothing_is_left_out(
     assert report.served.precision == "fp32"
     assert report.left_out.keys() == {"int8", "w8", "fp16"}
     assert re.match(r"model\.w8\.ort: has [\d,]+ bytes; expected fewer than the [\d,]+ of fp32", report.left_out["w8"])
-    with pytest.raises(GateFailed, match=r"model\.fp16\.ort: has .* bytes.* serve fp32"):
+    with pytest.raises(GateFailed, match=r"model\.fp16\.ort: has .* bytes.* Serve fp32"):
         make_package(coarse.path, table, tmp_path, replace(SERVING, precision="fp16"), **small)
     with pytest.raises(ConfigurationError, match=r"int4.*expected a precision that the task has: fp32, int8"):
         make_package(coarse.path, table, tmp_path, replace(SERVING, precision="int4"), **small)
