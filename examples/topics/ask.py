@@ -1,4 +1,4 @@
-"""Print the topics of a text, as an app would compute them: `python ask.py "a text"`, after `isthmus export`."""
+"""Print the topics of a text, as an app would compute them: `python ask.py "a text"`, after `isthmus model export`."""
 
 import json
 import sys
@@ -22,6 +22,6 @@ def topics(package: Path, text: str) -> list[tuple[float, str]]:
 if __name__ == "__main__":
     folders = sorted(Path(".isthmus/packages").glob("topics-*"), key=lambda folder: folder.stat().st_mtime)
     if len(sys.argv) != 2 or not folders:
-        sys.exit("usage: python ask.py TEXT, after isthmus export")
+        sys.exit("usage: python ask.py TEXT, after isthmus model export")
     for share, topic in topics(folders[-1], sys.argv[1])[:3]:
         sys.stdout.write(f"{share:.2f} {topic}\n")
