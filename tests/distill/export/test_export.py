@@ -446,10 +446,11 @@ def test_a_precision_that_saves_nothing_is_left_out(
         make_package(coarse.path, table, tmp_path, replace(SERVING, precision="fp16"), **small)
     with pytest.raises(ConfigurationError, match=r"int4.*expected a precision that the task has: fp32, int8"):
         make_package(coarse.path, table, tmp_path, replace(SERVING, precision="int4"), **small)
-    # INT8 of this model is within its tolerance and smaller.
+    # INT8 of this model is within its tolerance, but larger.
+    assert exported.left_out == {}
     smallest = make_package(trained.path, table, tmp_path, replace(SERVING, precision="smallest"))
-    assert smallest.served.precision == "int8"
-    assert smallest.digest == exported.digest
+    assert smallest.served.precision == "fp32"
+    assert re.match(r"model\.int8\.ort: has [\d,]+ bytes; expected fewer than", smallest.left_out["int8"])
 
 
 def damaged(model: Path, copy: Path) -> Path:
