@@ -22,7 +22,7 @@ _KIND = b"isthmus device measurement 1\n"
 
 
 class DeviceMeasurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a device measured with the ONNX Runtime files of a package, without the outputs.
+    """The measurements of a package's ONNX Runtime files on a device, without the outputs.
 
     `package` is the digest of the package, and `at` the time in microseconds since 1970 UTC.
     """

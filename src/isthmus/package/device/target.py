@@ -57,7 +57,7 @@ class CaseResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class FileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a target computed and measured with a model file and one thread; `calls` is 0 if it timed nothing.
+    """The result of running a model file on a target with one thread; `calls` is 0 if nothing was timed.
 
     Attributes:
         error: why the runtime rejects the file; empty if it ran.

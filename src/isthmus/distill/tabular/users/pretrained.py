@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _UNNAMED = re.compile(r"LABEL_\d+")
-"""What transformers calls a class without a name."""
+"""Names that transformers gives to classes without a name."""
 _AT_ONCE = 32
 
 
