@@ -84,4 +84,4 @@ def read_all(folder: Path, package: str, public_key: str) -> Iterator[DeviceMeas
 
 
 def _unusable(file: Path, problem: str) -> DataError:
-    return DataError(str(file), problem, remedy="remove it and run `isthmus model benchmark-device`")
+    return DataError(str(file), problem, remedy="remove it and run `isthmus model benchmark-device --on TARGET`")
