@@ -95,12 +95,12 @@ def test_a_full_disk_at_the_end_is_said(few: pa.Table, tmp_path: Path) -> None:
         (
             "Neighbors",
             {"batch": ALL_BUT_ONE},
-            r"smallest part of an epoch, 1 rows: term soft: similarities: batch: 1 rows[\s\S]*Change batch",
+            r"smallest batch of an epoch, 1 rows: term soft: similarities: batch: 1 rows[\s\S]*Change batch",
         ),
         (
             "Normed",
             {"batch": ALL_BUT_ONE},
-            r"smallest part of an epoch, 1 rows: Expected more than 1 value per channel[\s\S]*Change batch",
+            r"smallest batch of an epoch, 1 rows: Expected more than 1 value per channel[\s\S]*Change batch",
         ),
         ("Classes", {"gates": [Gate("student.auc", 0.5)]}, r"gate: 'student.auc'; expected one of"),
         ("Classes", {"gates": [Gate("pupil.accuracy", 0.5)]}, r"gate: 'pupil.accuracy'; expected one of"),

@@ -33,7 +33,7 @@ VERBS = ["init", "status", "dev", "apply", "build", "materialize", "distill", "v
 COMMANDS = {
     "features": {"lookup", "quality", "snapshot", "training-set"},
     "pushes": {"collect"},
-    "model": {"search", "export", "ladder", "attribute"},
+    "model": {"search", "export", "ladder", "attribute", "benchmark-device"},
     "package": {"verify", "page"},
     "deploy": {"history", "rollback", "shadow", "canary", "promote"},
     "answers": {"collect", "replay", "explain", "monitor"},
