@@ -29,7 +29,7 @@ DEFAULT: tuple[Step, ...] = (Standardize(), Impute(0.0))
 TABLES = TrainingSettings(learning_rate=2e-3, weight_decay=1e-2)
 """Default settings for the student of a `Tabular`."""
 LEAST_STEPS = 800
-"""Minimum training steps for a `Tabular` if neither its settings nor the profile set epochs."""
+"""Minimum training steps for a `Tabular` or a `Text` if neither its settings nor the profile set epochs."""
 
 ONNX_RUNTIME, EXECUTORCH, LITERT, COREML = RUNTIMES = ("onnxruntime", "executorch", "litert", "coreml")
 
@@ -269,7 +269,7 @@ class Distillation:
             next to the definitions that only training imports.
         settings: training settings of student and control; None also takes the batch size from `[profiles.training]`.
             Without epochs or steps, the profile's epochs count; without those, there are four epochs, but at least 800
-            steps for a `Tabular`.
+            steps for a `Tabular` or a `Text`.
         split: shares of the training, validation and test parts, in order of event time.
         split_by: column of the training set whose equal values stay in one part, for rows without times; not for a
             `Tabular`.

@@ -9,7 +9,7 @@ from torch import nn
 
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
-from isthmus.distill.language.teachers import DeclaredTeacher, TeacherFunction, teachers
+from isthmus.distill.language.teachers import DeclaredTeacher
 from isthmus.distill.language.text import Text
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.tabular.answers import StudentOutput
@@ -54,8 +54,6 @@ class LabelTask(Task):
         self.metric, self.more, self.keys = self._kind.metric, self._kind.more, (self._kind.key,)
         self.classes, self.pipeline = self._kind.classes, self._kind.pipeline
         self.tolerance, self.rounding = self._kind.tolerance, self._kind.rounding
-        if any(isinstance(teacher, TeacherFunction) for teacher, _ in teachers(declared.teacher)):
-            self.at_once = 8192  # a call that fails loses no more
         self._answer = self._kind.answer()
 
     def _labels(self, declared: Tabular | Text) -> Kind:

@@ -15,7 +15,7 @@ from torch import nn
 
 from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
 from isthmus.distill.labels import Binary
-from isthmus.distill.language.teachers import teachers
+from isthmus.distill.language.teachers import TeacherFunction, teachers
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.tabular.graph import graph, head
@@ -64,6 +64,8 @@ class TabularTask(LabelTask):
         declared = material.declaration.task
         assert isinstance(declared, Tabular)  # noqa: S101 - only a Tabular selects this task
         super().__init__(material, declared)
+        if any(isinstance(teacher, TeacherFunction) for teacher, _ in teachers(declared.teacher)):
+            self.at_once = 8192  # a call that fails loses no more
         assert material.parts.boundaries is not None  # noqa: S101 - the declaration allows only a split by time
         self._boundaries = material.parts.boundaries
         self._data = tensors(material.student_table, material.student_inputs)

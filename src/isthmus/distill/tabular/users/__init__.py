@@ -1,1 +1,1 @@
-"""Teachers of a table that users bring: code, ONNX models, outputs computed elsewhere, and their weighted mean."""
+"""Teachers that users bring: code, pretrained and ONNX models, outputs computed elsewhere, and their weighted mean."""

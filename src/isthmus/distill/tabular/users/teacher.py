@@ -1,4 +1,4 @@
-"""A teacher of a table that users bring: the weighted mean of one or more sources of predictions."""
+"""A teacher that users bring: the weighted mean of one or more sources of predictions."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from isthmus.features.errors import DataError
 
 
 class UserTeacher(Teacher):
-    """The weighted mean of one or more teachers that a `Tabular` declares; batches are row numbers.
+    """The weighted mean of one or more teachers that a `Tabular` or a `Text` declares; batches are row numbers.
 
     Probabilities are averaged, not logits. A row that a teacher does not answer gets the mean of the others; with
     `missing="labels"`, a row that none answers has 0 in the output "answered". Nothing is loaded or fitted before the
