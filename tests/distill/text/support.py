@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from isthmus import Bag, Distillation, Entity, FeatureService, Field, RequestSource, Settings, Spine, String, Text
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Material
-from isthmus.distill.text.vocabulary import PAD, UNKNOWN, Vocabulary
+from isthmus.distill.text.vocabulary import PAD, UNKNOWN, StudentTokenizer
 from isthmus.features.profiles import TrainingProfile
 from isthmus.package.inputs import ModelInput
 from isthmus.transforms.preparation.fit import Preparation
@@ -76,7 +76,7 @@ def bert(folder: Path, table: pa.Table, steps: int = 60) -> None:
     """Save a small BERT with its tokenizer, fine-tuned on the notes."""
     texts = table["body"].to_pylist()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_buffer(Vocabulary(texts, 100, 32).file), pad_token=PAD, unk_token=UNKNOWN
+        tokenizer_object=Tokenizer.from_buffer(StudentTokenizer(texts, 100, 32).file), pad_token=PAD, unk_token=UNKNOWN
     )
     names = dict(enumerate(WORDS))
     with torch.random.fork_rng(devices=[]):

@@ -18,7 +18,7 @@ from isthmus.distill.export.export import export
 from isthmus.distill.restore import restore
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.text.task import TextTask
-from isthmus.distill.text.vocabulary import Vocabulary
+from isthmus.distill.text.vocabulary import StudentTokenizer
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.profiles import ServingProfile
 from tests.distill.text.support import HERE, INPUT, WORDS, bert, material, notes
@@ -101,7 +101,7 @@ def test_long_texts_are_cut_and_counted(table: pa.Table, tmp_path: Path) -> None
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=20))
 def test_a_vocabulary_reads_every_text_the_same_each_time(texts: list[str]) -> None:
-    one, other = (Vocabulary(texts, 100, 12) for _ in range(2))
+    one, other = (StudentTokenizer(texts, 100, 12) for _ in range(2))
     assert one.file == other.file
     tokens, lengths = one.read([*texts, "never seen \U0001f600"])
     assert one.size <= 100

@@ -21,7 +21,7 @@ from isthmus.distill.tabular.labelled import LabelTask
 from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.task import Batch, Case, Material
 from isthmus.distill.text.students import TextNetwork, TextStudent, text_network
-from isthmus.distill.text.vocabulary import Vocabulary
+from isthmus.distill.text.vocabulary import StudentTokenizer
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import ConfigurationError, Problem, one_of
 from isthmus.features.types import String
@@ -59,7 +59,7 @@ class TextTask(LabelTask):
         self.texts = (self.column,)
         super().__init__(material, declared)
         texts = material.table[self.column].fill_null("")
-        self.vocabulary = Vocabulary(texts.take(material.parts.train).to_pylist(), declared.size, declared.tokens)
+        self.vocabulary = StudentTokenizer(texts.take(material.parts.train).to_pylist(), declared.size, declared.tokens)
         self._tokens, self._lengths = self.vocabulary.read(texts.to_pylist())
         self._texts = texts
         self.max_sizes = {"P": declared.tokens}

@@ -18,7 +18,7 @@ _CHARACTERS = 64
 """Characters with tokens of their own, at most a quarter of a vocabulary."""
 
 
-class Vocabulary:
+class StudentTokenizer:
     """A WordPiece tokenizer (Schuster and Nakajima, ICASSP 2012) whose pieces are frequent words and characters.
 
     Every text begins with the token [CLS], so no text is empty. Padding is token 0. The trainer of the library

@@ -19,7 +19,7 @@ from isthmus.package.signature import require_signature
 
 
 @dataclass(frozen=True)
-class DeviceReport:
+class BenchmarkReport:
     name: str
     measurement: DeviceMeasurement
     file: Path
@@ -30,7 +30,7 @@ class DeviceReport:
         return {**msgspec.to_builtins(self.measurement), "path": str(self.file), "bounds": bounds}
 
 
-def benchmark_device(project: Project, name: str | None, target: Target) -> DeviceReport:
+def benchmark_device(project: Project, name: str | None, target: Target) -> BenchmarkReport:
     """Measure the last package of a distillation on a device, sign the measurement, and keep it beside the package.
 
     Replaces an earlier measurement of the same package, target and processor. A broken bound raises no error here:
@@ -45,7 +45,7 @@ def benchmark_device(project: Project, name: str | None, target: Target) -> Devi
     signing = signer(project)  # first, to report an unusable key before the measurement
     measurement = measure(package, target, clock.now())
     file = write(measurement, devices_folder(package.files.folder), signing)
-    return DeviceReport(artifacts.declared.name, measurement, file, device_bounds(project, artifacts.declared))
+    return BenchmarkReport(artifacts.declared.name, measurement, file, device_bounds(project, artifacts.declared))
 
 
 def device_bounds(project: Project, declared: Distillation) -> list[GateResult]:
