@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
@@ -17,7 +17,7 @@ import pytest
 
 from isthmus.features.errors import ConfigurationError
 from isthmus.orchestration.server.serve import running
-from isthmus.serving.http.protocol import LEAVING_SECONDS
+from isthmus.serving.http.protocol import LEAVING_SECONDS, WAIT_SECONDS
 from isthmus.serving.limits import Limits
 from isthmus.serving.process import listen, start
 from isthmus.serving.settings import VARIABLE, ServerSettings
@@ -125,6 +125,20 @@ def test_requests_under_way_are_answered_before_the_end(tmp_path: Path, redis_ur
             assert top.startswith(b"HTTP/1.1 200")
             assert json.loads(answer)["results"][1]["values"] == [7]
         assert server.process.wait(10) == 0
+
+
+def test_an_idle_connection_outlives_what_clients_keep(tmp_path: Path, redis_url: str) -> None:
+    """httpx and others reuse a connection for 5 s. A server that closes it then would lose a request now and then."""
+    with serving(tmp_path, redis_url) as server:
+        client = http.client.HTTPConnection("127.0.0.1", server.http.base_url.port or 0, timeout=10)
+        with closing(client):
+            client.request("GET", "/healthz")
+            assert client.getresponse().read()
+            connection = client.sock
+            time.sleep(WAIT_SECONDS + 0.5)
+            client.request("GET", "/healthz")
+            assert client.getresponse().status == 200
+            assert client.sock is connection, "the client connected again"
 
 
 def test_what_hangs_does_not_hold_up_the_end(tmp_path: Path, redis_url: str) -> None:

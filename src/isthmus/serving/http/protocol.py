@@ -20,8 +20,12 @@ from isthmus.serving.limits import Limits
 from isthmus.serving.wire.errors import HeadTooLargeError
 
 WAIT_SECONDS = 5.0
-"""Seconds after which a connection is closed that stalls: idle, within a head or an unread body, or while the client
-does not read its answer."""
+"""Seconds after which a connection is closed that stalls: before its first request, within a head or an unread body, or
+while the client does not read its answer."""
+
+IDLE_SECONDS = 75
+"""Seconds after an answer before an idle connection is closed. Clients and load balancers reuse connections for a shorter
+time (httpx 5 s, AWS 60 s), so that none sends a request just as the server closes."""
 
 ACKNOWLEDGED = 1 << 16
 """Bytes of an answer that the client must acknowledge within `WAIT_SECONDS`, unless less is left."""

@@ -18,7 +18,7 @@ from uvicorn.supervisors import Multiprocess
 
 from isthmus.features.errors import IsthmusError, escape_unprintable
 from isthmus.serving import log
-from isthmus.serving.http.protocol import WAIT_SECONDS, Configuration, Connection
+from isthmus.serving.http.protocol import IDLE_SECONDS, Configuration, Connection
 from isthmus.serving.process import end_with_parent, listen, received
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
@@ -69,7 +69,7 @@ def run(settings: ServerSettings) -> None:
         loop="uvloop",
         http=Connection,
         ws="none",
-        timeout_keep_alive=int(WAIT_SECONDS),
+        timeout_keep_alive=IDLE_SECONDS,
         # Longer than the deadline, so that requests in progress are answered and hung ones abandoned.
         timeout_graceful_shutdown=math.ceil(settings.limits.deadline_seconds) + 1,
     )
