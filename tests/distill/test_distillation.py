@@ -12,6 +12,8 @@ import torch
 from isthmus.distill.distillation import UNCHANGED, DistillationReport
 from isthmus.distill.evaluation.metrics import auc, sigmoid
 from isthmus.distill.gates import Gate
+from isthmus.distill.reports.modelcard import model_card
+from isthmus.distill.reports.page import page
 from isthmus.distill.restore import restore
 from isthmus.distill.tabular.student import Student, read_record
 from isthmus.distill.tabular.teacher import Boosting
@@ -66,6 +68,20 @@ def test_the_same_input_gives_the_same_student(trained: DistillationReport, tmp_
     assert (again.path / "student.safetensors").read_bytes() == weights
     assert again.data["models"]["teacher"] == first.data["models"]["teacher"]
     assert [folder.name for folder in (tmp_path / "models").iterdir()] == [first.id]
+
+
+def test_student_and_control_stop_early_and_the_report_says_where(tmp_path: Path, table: pa.Table) -> None:
+    notes: list[str] = []
+    found = run(tmp_path, table, notes=notes, seeds=1, steps=200, patience=2, evaluate_every=5)
+    for one in found.data["runs"]:
+        best = max(range(len(one["history"])), key=lambda n: one["history"][n]["validation_auc"])
+        assert one["planned"] == 200
+        assert one["steps"] == 5 * (best + 3)
+        assert one["steps"] < 200
+        stop = f"{one['model']} of seed 0 at step {one['steps']} of 200"
+        assert stop in model_card(found.data)
+        assert stop in page(found.data)
+        assert any(f"stopped early at step {one['steps']} of 200: no better validation_auc" in note for note in notes)
 
 
 def test_nothing_changed_means_nothing_trained(trained: DistillationReport, table: pa.Table) -> None:

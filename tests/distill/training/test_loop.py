@@ -223,6 +223,24 @@ def test_the_weights_of_the_best_evaluation_are_kept(
     assert all(torch.equal(value, seen[kept - 1][name]) for name, value in found.module.state_dict().items())
 
 
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_an_early_stop_is_said_when_it_comes_and_when_it_is_resumed(tmp_path: Path, accumulation: int) -> None:
+    how = replace(SETTINGS, evaluate_every=5, gate="score", best="max", patience=2, accumulation=accumulation)
+    told: list[str] = []
+
+    def run() -> Outcome:
+        measure = scores([1, 3, 2, 2, 5])
+        return train(how, evaluate=measure, folder=tmp_path, progress=lambda text, _done: told.append(text))
+
+    first = run()
+    assert told[-1] == "stopped early at step 20 of 30: no better score in 2 evaluations"
+    told.clear()
+    again = run()
+    assert told == ["is trained already, to step 20 of 30"]
+    assert again.state == first.state
+    assert same(again.module, first.module)
+
+
 def test_without_a_gate_the_last_weights_are_kept_and_the_last_step_is_evaluated() -> None:
     found = train(replace(SETTINGS, gate=None, steps=10, evaluate_every=4))
     assert [entry["step"] for entry in found.state.history] == [4, 8, 10]
@@ -483,18 +501,32 @@ def launched(folder: Path, name: str, *arguments: str, module: str = "tests.dist
 
 @pytest.mark.accept
 def test_two_processes_are_one_though_stopped_in_between(tmp_path: Path) -> None:
-    with launched(tmp_path, "two", str(tmp_path / "result"), "30", "0") as both:
+    with launched(tmp_path, "two", str(tmp_path / "result"), "30", "0", "0") as both:
         assert both.stdout is not None
         next(step for step in both.stdout if int(step) >= 5)
         both.terminate()
         assert both.wait(60) != 0
-    with launched(tmp_path, "two", str(tmp_path / "result"), "30", "0") as both:
+    with launched(tmp_path, "two", str(tmp_path / "result"), "30", "0", "0") as both:
         said, _ = both.communicate(timeout=120)
         assert both.returncode == 0
         assert int(said.split()[0]) > 5
     first, second = (load_file(tmp_path / f"result.{place}") for place in (0, 1))
     alone = tiny.run(None, 30, dropout=0.0).module
     for name, value in alone.state_dict().items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.accept
+def test_the_first_process_decides_when_two_processes_stop(tmp_path: Path) -> None:
+    with launched(tmp_path, "two", str(tmp_path / "result"), "30", "0", "2") as both:
+        said, _ = both.communicate(timeout=120)
+        assert both.returncode == 0
+    assert max(map(int, said.split())) == 9  # it gains at steps 2, 4 and 6; the second process alone gains at 2
+    first, second = (load_file(tmp_path / f"result.{place}") for place in (0, 1))
+    alone = tiny.run(None, 30, dropout=0.0, patience=2)
+    assert [entry["step"] for entry in alone.state.history] == [2, 4, 6, 8, 10]
+    for name, value in alone.module.state_dict().items():
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], value, rtol=1e-4, atol=1e-5)
 

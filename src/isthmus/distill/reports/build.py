@@ -124,7 +124,9 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
             for name in outputs
         } | {name: ModelRecord(about[name], quality[name], **pupils[name]) for name in PUPILS},
         runs=[
-            TrainingRun(name, seed, state.step, round(state.seconds, 3), measured[name, seed], state.history)
+            TrainingRun(
+                name, seed, state.step, round(state.seconds, 3), measured[name, seed], state.history, pupil.run.planned
+            )
             for (name, seed), pupil in trained.items()
             for state in (pupil.run.state,)
         ],

@@ -19,6 +19,15 @@ def teacher_gain(report: Report) -> list[str]:
     return sentences
 
 
+def early_stops(report: Report) -> list[str]:
+    stops = [
+        f"{run.model} of seed {run.seed} at step {number(run.steps)} of {number(run.planned)}"
+        for run in report.runs
+        if run.steps and run.planned and run.steps < run.planned
+    ]
+    return [f"Training stopped early, without gain on the validation part: {', '.join(stops)}."] if stops else []
+
+
 def warnings(report: Report) -> list[str]:
     if (lift := report.measures.get("lift_kept")) is None or lift > 0:
         return []

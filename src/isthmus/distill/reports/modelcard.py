@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isthmus.distill.reports.comparison import comparison, explained, legend, measures, worst_slices
-from isthmus.distill.reports.findings import limits, teacher_gain
+from isthmus.distill.reports.findings import early_stops, limits, teacher_gain
 from isthmus.distill.reports.report import ModelRecord, Quality, Report, read_report
 from isthmus.distill.reports.words import UNKNOWN, duration, measure, number
 from isthmus.features.document.blocks import Block, Bullets, Heading, Paragraph
@@ -24,7 +24,7 @@ def model_card(report: Mapping[str, Any]) -> str:
         Paragraph(_setting(read)),
         comparison(read),
         *explained(measures(read)),
-        *map(Paragraph, teacher_gain(read)),
+        *map(Paragraph, (*teacher_gain(read), *early_stops(read))),
         Heading("Worst slices"),
         *(worst_slices(read) or [Paragraph("Not measured.")]),
         Heading("Limits"),

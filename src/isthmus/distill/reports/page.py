@@ -6,7 +6,7 @@ from typing import Any
 from isthmus.distill.gates import GateResult
 from isthmus.distill.reports.boundarycard import SCOPE, Prices, age_sentences, halves
 from isthmus.distill.reports.comparison import color, comparison, explained, legend, measures, metrics, worst_slices
-from isthmus.distill.reports.findings import limits, teacher_gain
+from isthmus.distill.reports.findings import early_stops, limits, teacher_gain
 from isthmus.distill.reports.report import Report, read_report
 from isthmus.distill.reports.searchpage import read_search, search_blocks
 from isthmus.distill.reports.words import between, measure, number, span
@@ -114,6 +114,7 @@ def _training(report: Report) -> list[Block]:
     ]
     return [
         Heading("Training"),
+        *map(Paragraph, early_stops(report)),
         BlockGroup("plots", list(_training_plots(report).values())),
         BlockGroup("details", [TableBlock(columns, rows, numbers=columns[1:])], f"{len(rows)} trainings"),
     ]

@@ -32,7 +32,10 @@ class ModelRecord(msgspec.Struct, frozen=True):
 
 
 class TrainingRun(msgspec.Struct, frozen=True):
-    """The training of a model with one seed. `history` has an entry per evaluation, with its `step`."""
+    """The training of a model with one seed. `history` has an entry per evaluation, with its `step`.
+
+    `steps` is less than `planned` if training stopped early.
+    """
 
     model: str
     seed: int
@@ -40,6 +43,7 @@ class TrainingRun(msgspec.Struct, frozen=True):
     seconds: float | None = None
     quality: Quality = {}
     history: Sequence[Quality] = ()
+    planned: int | None = None
 
 
 class SeedMean(msgspec.Struct, frozen=True):

@@ -334,6 +334,9 @@ class _Run:
             state.waited += 1
         state.over = state.step == self.total or state.waited == (settings.patience or math.inf)
         self.log.evaluation(state.step, means, metrics, self._at(state.step))
+        if state.over and state.step < self.total:
+            better = f"no better {settings.gate} in {state.waited} evaluations"
+            self._report(f"stopped early at step {state.step} of {self.total}: {better}")
 
     def _save(self) -> None:
         state = self.state

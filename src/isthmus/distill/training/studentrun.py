@@ -85,12 +85,14 @@ class _Student(nn.Module):
 class StudentRun:
     """The result of `train_student`.
 
-    `best` is the best metric on the validation rows. `rows` counts a row each time it was used. `flops` counts only
-    matrix products and convolutions. `waited` is the seconds of pauses for servers since the run last resumed.
+    `best` is the best metric on the validation rows. `planned` is the number of steps without early stopping. `rows`
+    counts a row each time it was used. `flops` counts only matrix products and convolutions. `waited` is the seconds of
+    pauses for servers since the run last resumed.
     """
 
     state: RunState
     best: float
+    planned: int = 0
     rows: int = 0
     flops: float = 0.0
     waited: float = 0.0
@@ -145,7 +147,8 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     metrics = [entry[name] for entry in state.history]
     epochs, steps = divmod(state.step, math.ceil(len(batches) / settings.batch))
     rows = epochs * len(batches) + steps * settings.batch
-    return StudentRun(state, max(metrics) if task.more else min(metrics), rows, flops * rows, waited, used)
+    best = max(metrics) if task.more else min(metrics)
+    return StudentRun(state, best, settings.total(len(batches)), rows, flops * rows, waited, used)
 
 
 def first_parts(task: Task, settings: TrainingSettings, rows: int) -> Parts:

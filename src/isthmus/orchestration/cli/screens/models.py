@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from isthmus.distill.reports.comparison import comparison, explained, legend, measures
-from isthmus.distill.reports.findings import teacher_gain, warnings
+from isthmus.distill.reports.findings import early_stops, teacher_gain, warnings
 from isthmus.distill.reports.report import read_report
 from isthmus.distill.reports.searchpage import advice, front, read_search
 from isthmus.features.document.blocks import Block, Paragraph, TableBlock, cell
@@ -22,7 +22,7 @@ def models_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
     yield comparison(read)
     yield legend(read)
     yield from explained(measures(read))
-    yield from map(Paragraph, (*warnings(read), *teacher_gain(read)))
+    yield from map(Paragraph, (*warnings(read), *teacher_gain(read), *early_stops(read)))
     yield Paragraph(f"{len(read.seeds)} seed{'s' if len(read.seeds) > 1 else ''}; shipped: {read.shipped}.")
 
 
