@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
 from isthmus.distill.labels import Binary, Calibration, Classes, Label, Monitor, Rank
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
+from isthmus.distill.language.objective import Term, objective_problems
 from isthmus.distill.language.teachers import DeclaredTeacher, abstains, teacher_problems
 from isthmus.distill.language.text import Text
 from isthmus.distill.settings import TrainingSettings, failed_checks
@@ -79,6 +80,7 @@ class Tabular:
         temperature: temperature of the distillation loss; higher values soften the teacher's probabilities.
         soft_weight: weight of the teacher's term in the loss; the label term gets 1 - soft_weight. With 1, the student
             learns from the teacher alone, and the control from the labels.
+        objective: terms of `isthmus.losses`, which replace the losses of label and teacher (docs/transfer.md).
         teacher_rounds: number of trees in the gradient boosting.
         teacher_learning_rate: weight of each tree.
         preparation: maps an input, or a pattern of inputs with * and ?, to the steps of a number or the encoding of a
@@ -96,6 +98,7 @@ class Tabular:
     dropout: float = 0.1
     temperature: float = 2.0
     soft_weight: float = 0.7
+    objective: Sequence[Term] | None = None
     teacher_rounds: int = 40
     teacher_learning_rate: float = 0.2
     preparation: Mapping[str, Sequence[Step] | Encoding] = field(default_factory=dict)
@@ -144,7 +147,7 @@ class Tabular:
         return problems
 
     def problems(self, where: str) -> list[Problem]:
-        if wrong := type_problems(self, f"{where}: ", ("label", "teacher", "calibration", "preparation")):
+        if wrong := type_problems(self, f"{where}: ", ("label", "teacher", "objective", "calibration", "preparation")):
             return wrong
         checks = [
             ("hidden", all(width >= 1 for width in self.hidden), "widths of at least 1"),
@@ -173,7 +176,8 @@ class Tabular:
         checks.append(("class_weight", self.class_weight is None or balances, '"balanced", for classes, or None'))
         weighs = self.weight is None or not isinstance(self.label, Rank)
         checks.append(("weight", weighs, "None: the loss of a Rank compares the rows of a group"))
-        return [*failed_checks(self, where, checks), *taught, *self.label.problems(f"{where}: label")]
+        problems = [*failed_checks(self, where, checks), *taught, *self.label.problems(f"{where}: label")]
+        return problems or objective_problems(self, where)
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Check the label against the spine (the table of training examples); return a list of problems, [] if it fits.

@@ -24,8 +24,12 @@ NUMBERS = (*_WHOLE, Float32, Float64)
 
 
 class Label(ABC):
-    """A kind of label. `types` are the types its column may have, and `gives` describes the prediction in messages."""
+    """A kind of label. `types` are the types its column may have, and `gives` describes the prediction in messages.
 
+    `key` is the key of the scores among the outputs of student and teacher.
+    """
+
+    key: ClassVar[str] = "logits"
     types: ClassVar[tuple[DataType, ...]] = NUMBERS
     gives: ClassVar[str]
 
@@ -98,6 +102,7 @@ class Number(Label):
             mae.
     """
 
+    key = "value"
     gives = "a number"
     loss: Loss = "squared"
 
@@ -121,6 +126,7 @@ class Rank(Label):
         at: number of top rows per group that count in ndcg.
     """
 
+    key = "score"
     types = (*_WHOLE, Float32, Float64)
     gives = "a score"
     within: str

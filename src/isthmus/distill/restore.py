@@ -203,7 +203,7 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
         plan = declared.task.plan(material.student_inputs)
         numbers = {name: [described(step) for step in chain] for name, chain in plan.numbers.items()}
         preparation = {**numbers, **{name: described(text) for name, text in plan.texts.items()}}
-        kinds = {"kind": {**_options(declared.task), "preparation": preparation}}
+        kinds = {"kind": {**_options(declared.task), **_terms(declared.task), "preparation": preparation}}
     elif isinstance(declared.task, Causal):
         # The identity of the outputs covers base and teacher.
         base = declared.task.student
@@ -212,7 +212,7 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
     elif isinstance(declared.task, Text):
         new = declared.task.student
         digest = fingerprint(function_of(new)) if isinstance(new, str) else None
-        kinds = {"kind": {"text": declared.task.identity(), "student": digest}}
+        kinds = {"kind": {"text": declared.task.identity(), "student": digest, **_terms(declared.task)}}
     else:
         kinds |= {"training": code_description(kind, JUDGING), "report": code_description(kind, EXPORTING)}
     device = declared.student.device
@@ -331,8 +331,8 @@ class _Unset(ast.NodeTransformer):
 
 
 def _options(task: Tabular) -> dict[str, Any]:
-    options = dataclasses.asdict(replace(task, preparation={}, teacher=None))
-    del options["teacher"]  # the identity of its outputs covers it
+    options = dataclasses.asdict(replace(task, preparation={}, teacher=None, objective=None))
+    del options["teacher"], options["objective"]  # covered by the identity of the outputs and by `_terms`
     for name in ("weight", "class_weight"):
         if options[name] is None:
             del options[name]
@@ -342,3 +342,7 @@ def _options(task: Tabular) -> dict[str, Any]:
         if value != usual:
             options[name] = {"kind": type(value).__name__, **dataclasses.asdict(value)}
     return options
+
+
+def _terms(task: Tabular | Text) -> dict[str, Any]:
+    return {} if task.objective is None else {"objective": [fingerprint(term) for term in task.objective]}

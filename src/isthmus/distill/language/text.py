@@ -1,10 +1,12 @@
 """The declaration of a text model: a large model teaches a small one to classify texts or to predict a number."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from isthmus.distill.labels import Binary, Calibration, Classes, Label, Rank
+from isthmus.distill.language.objective import Term, objective_problems
 from isthmus.distill.language.teachers import (
     FUNCTION,
     DeclaredTeacher,
@@ -84,6 +86,7 @@ class Text:
         temperature: temperature of the distillation loss; higher values soften the teacher's probabilities.
         soft_weight: weight of the teacher's term in the loss; the label term gets 1 - soft_weight. With 1, the student
             learns from the teacher alone, and the control from the labels.
+        objective: terms of `isthmus.losses`, which replace the losses of label and teacher (docs/transfer.md).
         calibration: calibration of the student's probabilities: `Temperature`, `Isotonic` or None.
         weight: request field or join key of the spine with the weight of each row in the losses. Metrics and
             calibration count each row once. None for equal weights.
@@ -99,6 +102,7 @@ class Text:
     dropout: float = 0.1
     temperature: float = 2.0
     soft_weight: float = 0.7
+    objective: Sequence[Term] | None = None
     calibration: Calibration | None = None
     weight: str | None = None
     class_weight: Literal["balanced"] | None = None
@@ -120,15 +124,15 @@ class Text:
         return (*named, *([self.student] if isinstance(self.student, str) else []))
 
     def identity(self) -> dict[str, Any]:
-        """Return every attribute that changes a student but not its teacher, whose outputs have their own identity."""
-        values = {name: value for name, value in vars(self).items() if name != "teacher"}
+        """Return every attribute that changes a student, except `teacher` and `objective`, which have fingerprints."""
+        values = {name: value for name, value in vars(self).items() if name not in ("teacher", "objective")}
         kinds = {name: value for name in ("predicts", "calibration", "student") if (value := values.pop(name))}
         named = {name: value if isinstance(value, str) else _named(value) for name, value in kinds.items()}
         return {**values, **named}
 
     def problems(self, where: str) -> list[Problem]:
         if wrong := type_problems(
-            self, f"{where}: ", ("predicts", "teacher", "calibration", "student", "class_weight")
+            self, f"{where}: ", ("predicts", "teacher", "objective", "calibration", "student", "class_weight")
         ):
             return wrong
         function = isinstance(self.student, str) and bool(FUNCTION.fullmatch(self.student))
@@ -152,7 +156,8 @@ class Text:
         problems += teacher_problems(self.teacher, f"{where}: teacher")
         if isinstance(self.student, Bag | Encoder):
             problems += self.student.problems(f"{where}: student")
-        return problems + (self.predicts.problems(f"{where}: predicts") if label else [])
+        problems += self.predicts.problems(f"{where}: predicts") if label else []
+        return problems or objective_problems(self, where)
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Return a problem if the label column of the spine has a type that the kind of label cannot be."""

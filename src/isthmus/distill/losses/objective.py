@@ -3,7 +3,7 @@
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -91,15 +91,27 @@ class Term(nn.Module):
             if isinstance(inner, nn.Module):
                 problems.append(Problem("loss", f"{type(inner).__name__} inside a function", "the module itself"))
         try:
-            inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(**arguments)
+            _signature(loss).bind(**arguments)
         except (TypeError, ValueError) as error:  # ValueError: a function of torch that is not written in Python
             problems.append(
                 Problem("arguments", str(error), f"all arguments of the loss without a default; {_OPTIONS}")
             )
         if problems:
-            named = loss.func if isinstance(loss, partial) else loss
-            name = getattr(named, "__name__", type(named).__name__)
-            raise ConfigurationError(f"term of an objective with the loss {name}", problems)
+            raise ConfigurationError(f"term of an objective with the loss {self.loss_name}", problems)
+
+    @property
+    def loss_name(self) -> str:
+        """The name of the loss function, or of the class of a loss that is a module."""
+        loss = self.loss.func if isinstance(self.loss, partial) else self.loss
+        return str(getattr(loss, "__name__", type(loss).__name__))
+
+    def takes(self, argument: str) -> bool:
+        """Return True if the loss takes another argument of this name."""
+        try:
+            _signature(self.loss).bind(**self.arguments, **{argument: ""})
+        except TypeError:
+            return False
+        return True
 
     @property
     def asks_teacher(self) -> bool:
@@ -137,6 +149,18 @@ class Term(nn.Module):
         if problems:
             raise ConfigurationError("outputs", problems)
         return self.loss(**values)
+
+
+def named_terms(terms: Sequence[Term]) -> dict[str, Term]:
+    """Return terms by the names of their losses; a loss that comes again gets a number."""
+    named: dict[str, Term] = {}
+    for term in terms:
+        named[term.loss_name if term.loss_name not in named else f"{term.loss_name} {len(named) + 1}"] = term
+    return named
+
+
+def _signature(loss: Callable[..., Tensor]) -> inspect.Signature:
+    return inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
 
 
 class Objective(nn.Module):
@@ -183,6 +207,11 @@ class Objective(nn.Module):
         """Return the objective that trains the control; None if all losses use the teacher."""
         terms = self.control or {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
+
+    def changed(self, change: Callable[[Term], Term]) -> "Objective":
+        """Return an objective of which `change` made each term, also those of the control."""
+        terms, control = ({name: change(term) for name, term in of.items()} for of in (self.terms, self.control or {}))
+        return Objective(terms, control or None)
 
     def require_weight(self, steps: int, where: str) -> None:
         """Check before training that at least one loss has a weight other than 0 at each step.

@@ -9,7 +9,7 @@ from torch import nn
 
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
-from isthmus.distill.language.teachers import DeclaredTeacher
+from isthmus.distill.language.teachers import DeclaredTeacher, abstains
 from isthmus.distill.language.text import Text
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.tabular.answers import StudentOutput
@@ -18,6 +18,7 @@ from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.kinds.number import NumberLabels
 from isthmus.distill.tabular.kinds.rank import RankLabels
+from isthmus.distill.tabular.kinds.terms import declared_objective, over_known_rows
 from isthmus.distill.tabular.kinds.weights import row_weights, weighted, weighted_targets
 from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.users.sources import TeacherRows
@@ -114,6 +115,10 @@ class LabelTask(Task):
 
     def objective(self) -> Objective:
         objective = self._kind.objective(self.declared)
+        if self.declared.objective is not None:
+            objective = declared_objective(self.declared.objective, objective)
+        answers = abstains(self.declared.teacher)
+        objective = over_known_rows(objective, labels=not self._kind.complete, answers=answers)
         return objective if self._row_weights is None else weighted(objective, self._label_type)
 
     def quality(self, answers: Answers, rows: Index, _teacher: Answers) -> dict[str, float]:

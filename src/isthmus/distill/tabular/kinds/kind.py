@@ -14,7 +14,7 @@ from torch import Tensor
 
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.evaluation.metrics import agreement
-from isthmus.distill.language.teachers import abstains
+from isthmus.distill.labels import Label
 from isthmus.distill.language.text import Text
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.distill.losses.objective import Objective, Term
@@ -22,28 +22,9 @@ from isthmus.distill.tabular.answers import StudentOutput
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tabular.users.prediction import Prediction
 from isthmus.distill.tasks.split import Split
-from isthmus.distill.teachers.teacher import ANSWERED
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.values.columns import Values
 from isthmus.package.manifest import ROUNDING
-
-
-def taught_term(loss: Callable[..., Tensor], weight: float, declared: Tabular | Text, **arguments: str) -> Term:
-    """Return a term that learns from the teacher, only from the rows that it answers if the declaration allows gaps."""
-    if not abstains(declared.teacher):
-        return Term(loss, weight, **arguments)
-    return Term(partial(_where_answered, loss), weight, **arguments, answered=f"teacher.{ANSWERED}")
-
-
-def _where_labeled(
-    loss: Callable[..., Tensor], /, *, student: Tensor, weights: Tensor | None = None, **labels: Tensor
-) -> Tensor:
-    (values,) = labels.values()
-    return loss(student, values, mask=values.isfinite(), weights=weights)
-
-
-def _where_answered(loss: Callable[..., Tensor], /, *, answered: Tensor, **tensors: Tensor) -> Tensor:
-    return loss(**tensors, mask=answered.bool())
 
 
 class Kind(ABC):
@@ -64,7 +45,7 @@ class Kind(ABC):
         complete: True if every row has a label. Else `values` and `targets` have -1, NaN or `IGNORED` for the others.
     """
 
-    key: str = "logits"
+    key: str = Label.key
     metric: str
     more = True
     pipeline: str | None = None
@@ -104,7 +85,7 @@ class Kind(ABC):
     def _taught(self, hard: Callable[..., Tensor], soft: Callable[..., Tensor], declared: Tabular | Text) -> Objective:
         """Return an objective with labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
         softened, weight = partial(soft, temperature=declared.temperature), declared.soft_weight
-        taught = taught_term(softened, weight, declared, student="student.logits", teacher="teacher.logits")
+        taught = Term(softened, weight, student="student.logits", teacher="teacher.logits")
         return self._weighted(hard, taught, declared, student="student.logits", labels="labels")
 
     def _weighted(
@@ -114,10 +95,9 @@ class Kind(ABC):
 
         `sources` has the sources of the arguments of `hard`, first the student's output, then the labels.
         """
-        loss = hard if self.complete or not self.targets.is_floating_point() else partial(_where_labeled, hard)
         if declared.soft_weight == 1:
-            return Objective({"soft": taught}, {"labels": Term(loss, **sources)})
-        return Objective({"labels": Term(loss, 1 - declared.soft_weight, **sources), "soft": taught})
+            return Objective({"soft": taught}, {"labels": Term(hard, **sources)})
+        return Objective({"labels": Term(hard, 1 - declared.soft_weight, **sources), "soft": taught})
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:

@@ -10,10 +10,10 @@ from isthmus.distill.declaration import Tabular
 from isthmus.distill.evaluation.metrics import correlation, mae, r2, rmse
 from isthmus.distill.labels import Number
 from isthmus.distill.language.text import Text
-from isthmus.distill.losses.objective import Objective
+from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.regression import absolute_errors, squared_errors
 from isthmus.distill.tabular.answers import NumberOutput
-from isthmus.distill.tabular.kinds.kind import Kind, taught_term
+from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.leakage import LEAK_FROM, rank_correlation
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tabular.users.prediction import Prediction, number_scores
@@ -31,7 +31,7 @@ _TOLERANCE = {"fp32": 1e-5, "int8": 0.2}
 class NumberLabels(Kind):
     """Labels that are finite numbers. Scores are standardized by mean and standard deviation of the training part."""
 
-    key = "value"
+    key = Number.key
     more = False
     pipeline = "tabular-regression"
 
@@ -61,7 +61,7 @@ class NumberLabels(Kind):
 
     def objective(self, declared: Tabular | Text) -> Objective:
         loss = absolute_errors if self._absolute else squared_errors
-        taught = taught_term(loss, declared.soft_weight, declared, student="student.value", wanted="teacher.value")
+        taught = Term(loss, declared.soft_weight, student="student.value", wanted="teacher.value")
         return self._weighted(loss, taught, declared, student="student.value", wanted="labels")
 
     def teacher_scores(self, prediction: Prediction, where: str) -> Array:

@@ -32,7 +32,7 @@ class RankLabels(Kind):
     The teacher is a regressor, since scikit-learn has no listwise boosting.
     """
 
-    key = "score"
+    key = Rank.key
     metric = "ndcg"
     tolerance: Mapping[str, float] = {"fp32": 1e-4, "int8": 0.2}
     """Scores are logits: a difference of 0.2 makes a row 1.2 times as likely to come first."""

@@ -71,20 +71,17 @@ def weighted(objective: Objective, dtype: torch.dtype) -> Objective:
 
     `dtype` is the type of the labels that the losses take.
     """
-    terms, control = (
-        {name: _weighted(term, dtype) for name, term in of.items()} for of in (objective.terms, objective.control or {})
-    )
-    return Objective(terms, control or None)
+    return objective.changed(lambda term: _weighted(term, dtype))
 
 
 def _weighted(term: Term, dtype: torch.dtype) -> Term:
     named = {name for name, source in term.arguments.items() if source == "labels"}
     sources = {name: source for name, source in term.arguments.items() if source != "labels"}
-    return Term(partial(_apply, term.loss, named, dtype), term.weight, **sources, targets="labels")
+    return Term(partial(_apply, term.loss, named, dtype), term.weight, **sources, labels_and_weights="labels")
 
 
 def _apply(
-    loss: Callable[..., Tensor], named: set[str], dtype: torch.dtype, /, *, targets: Tensor, **tensors: Any
+    loss: Callable[..., Tensor], named: set[str], dtype: torch.dtype, /, *, labels_and_weights: Tensor, **tensors: Any
 ) -> Tensor:
-    labels, weights = targets.unbind(1)
+    labels, weights = labels_and_weights.unbind(1)
     return loss(**tensors, **dict.fromkeys(named, labels.to(dtype)), weights=weights)

@@ -1,0 +1,51 @@
+"""Objectives whose terms leave out the rows that lack a label or an answer of the teacher."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from isthmus.distill.losses.logits import IGNORED
+from isthmus.distill.losses.objective import Objective, Term, named_terms
+from isthmus.distill.teachers.teacher import ANSWERED
+
+_ANSWERED = f"teacher.{ANSWERED}"
+
+
+def declared_objective(terms: Sequence[Term], usual: Objective) -> Objective:
+    """Return the objective of declared terms; the labels' term of the `usual` one trains a control that has none."""
+    control = usual.without_teacher() if all(term.asks_teacher for term in terms) else None
+    return Objective(named_terms(terms), None if control is None else control.terms)
+
+
+def over_known_rows(objective: Objective, *, labels: bool, answers: bool) -> Objective:
+    """Return an objective of which each term gets only the rows that have what it reads.
+
+    `labels` is True if rows may lack a label (NaN or `IGNORED`). `answers` is True if the teacher may not answer a row,
+    which its output "answered" tells.
+    """
+    return objective.changed(lambda term: _over_known_rows(term, labels, answers))
+
+
+def _over_known_rows(term: Term, labels: bool, answers: bool) -> Term:
+    named = [name for name, source in term.arguments.items() if source == "labels" and labels]
+    answered = {"answered_rows": _ANSWERED} if answers and term.asks_teacher else {}
+    if not named and not answered:
+        return term
+    return Term(partial(_on_rows, term.loss, named), term.weight, **term.arguments, **answered)
+
+
+def _on_rows(
+    loss: Callable[..., Tensor], labels: Sequence[str], /, *, answered_rows: Tensor | None = None, **tensors: Tensor
+) -> Tensor:
+    known = [_are_known(tensors[name]) for name in labels]
+    rows = torch.stack(known if answered_rows is None else [*known, answered_rows.bool()]).all(0)
+    if not rows.any():
+        zero = rows.new_zeros((), dtype=torch.float32)
+        return sum((tensor.sum() * 0.0 for tensor in tensors.values() if tensor.requires_grad), zero)
+    return loss(**{name: tensor[rows] for name, tensor in tensors.items()})
+
+
+def _are_known(labels: Tensor) -> Tensor:
+    return labels.isfinite() if labels.is_floating_point() else labels != IGNORED
