@@ -30,17 +30,14 @@ def main(question: str) -> None:
     """Print the names of the nearest passages, nearest first."""
     version = fetch(MODEL)["versions"][0]
     package = DEPLOYED / version
-    tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
-    tokenizer.enable_truncation(json.loads((package / "tokens.json").read_bytes())["most"])
-    tokenizer.no_padding()
-    tokens = tokenizer.encode(question).ids
+    tokens = Tokenizer.from_file(str(package / "tokenizer.json")).encode(question).ids
     inputs = [
         {"name": name, "datatype": "INT64", "shape": [1, len(tokens)], "data": data}
         for name, data in (("input_ids", tokens), ("attention_mask", [1] * len(tokens)))
     ]
     (output,) = fetch(f"{MODEL}/versions/{version}/infer", {"inputs": inputs})["outputs"]
-    passages = json.loads((package / "passages.json").read_bytes())
-    vectors = np.frombuffer((package / "passages.i8").read_bytes(), np.int8).reshape(len(passages), -1)
+    passages = json.loads((package / "index.json").read_bytes())
+    vectors = np.frombuffer((package / "index.i8").read_bytes(), np.int8).reshape(len(passages), -1)
     for place in np.argsort(-(vectors @ np.array(output["data"], np.float32)), kind="stable")[:RESULTS]:
         sys.stdout.write(f"{passages[place]['name']}\n")
 

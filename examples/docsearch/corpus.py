@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "sklearn", "networkx", "sympy", "pyspark", "torch")
 FILE = Path(__file__).parent / "data" / "docstrings.parquet"
+SPLIT = (0.6, 0.04, 0.36)  # of the questions: training, validation, test
 WORDS = range(4, 33)  # of a question
 LEAST, MOST = 12, 80  # words of a passage; the models read no more
 

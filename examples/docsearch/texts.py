@@ -1,4 +1,4 @@
-"""Write unlabelled texts, the sentences of all installed docstrings, to data/texts.parquet: `python texts.py`.
+"""Write the sentences of all installed docstrings to data/texts.parquet: `python texts.py`, after `corpus.py`.
 
 Sources are parsed, never imported. The texts stay on this machine; packages contain only weights trained on them.
 """
@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from corpus import cleaned
+from corpus import FILE as PASSAGES
+from corpus import SPLIT, cleaned
+
+from isthmus.tasks import split_by_value
 
 FILE = Path(__file__).parent / "data" / "texts.parquet"
 WORDS = range(3, 33)
@@ -23,14 +26,10 @@ _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 
 class Text(NamedTuple):
-    """A sentence of a docstring, or its whole first paragraph.
-
-    `question` is the first paragraph: if it is a test question, all sentences of the docstring are left out.
-    """
+    """A sentence of a docstring, or its whole first paragraph. `question` is the first paragraph."""
 
     text: str
     question: str
-    first: bool
 
 
 def sentences(folder: Path) -> Iterator[Text]:
@@ -52,27 +51,38 @@ def sentences(folder: Path) -> Iterator[Text]:
 def _of(docstring: str) -> Iterator[Text]:
     first, _, rest = docstring.partition("\n\n")
     question = cleaned(first)
-    yield Text(question, question, True)
+    yield Text(question, question)
     for paragraph in rest.split("\n\n"):
         if ">>>" not in paragraph:
             for sentence in _END.split(cleaned(paragraph)):
-                yield Text(sentence, question, False)
+                yield Text(sentence, question)
 
 
-def texts(folders: list[Path]) -> pa.Table:
-    """Return all texts with the length of a question, without duplicates; first paragraphs come first."""
-    found: dict[str, Text] = {}
+def plain(text: str) -> str:
+    """Return lower-case letters and digits, so that punctuation does not distinguish questions."""
+    return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+
+
+def held_out(questions: pa.ChunkedArray) -> set[str]:
+    """Return the questions of the validation and the test part, normalized by `plain`."""
+    parts = split_by_value(questions, SPLIT)
+    return {plain(questions[row].as_py()) for row in (*parts.validation, *parts.test)}
+
+
+def texts(folders: list[Path], without: set[str]) -> pa.Table:
+    """Return each text with the length of a question once, but none of a docstring whose question is in `without`."""
+    found = dict[str, None]()
     for folder in folders:
-        for one in sentences(folder):
-            prose = sum(letter.isalpha() or letter == " " for letter in one.text)
-            if len(one.text.split()) in WORDS and prose >= PROSE * len(one.text):
-                found.setdefault(one.text, one)
-    kept = sorted(found.values(), key=lambda one: not one.first)
-    return pa.Table.from_pylist([one._asdict() for one in kept])
+        for text, question in sentences(folder):
+            prose = sum(letter.isalpha() or letter == " " for letter in text)
+            usable = len(text.split()) in WORDS and prose >= PROSE * len(text)
+            if usable and plain(question) not in without and plain(text) not in without:
+                found[text] = None
+    return pa.table({"text": [*found]})
 
 
 if __name__ == "__main__":
-    table = texts([Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("stdlib"))])
-    FILE.parent.mkdir(exist_ok=True)
+    folders = [Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("stdlib"))]
+    table = texts(folders, held_out(pq.read_table(PASSAGES)["question"]))
     pq.write_table(table, FILE)
     sys.stdout.write(f"{table.num_rows:,} texts in {FILE}\n")

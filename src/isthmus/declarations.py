@@ -21,7 +21,13 @@ from isthmus.distill.labels import (
 from isthmus.distill.language.causal import Causal as Causal
 from isthmus.distill.language.decoding import DecodingSettings as DecodingSettings
 from isthmus.distill.language.lora import Lora as Lora
-from isthmus.distill.language.text import Bag as Bag, Encoder as Encoder, Text as Text
+from isthmus.distill.language.text import (
+    Bag as Bag,
+    Embedding as Embedding,
+    Encoder as Encoder,
+    PrunedEncoder as PrunedEncoder,
+    Text as Text,
+)
 from isthmus.distill.settings import Settings as Settings
 from isthmus.features.definition.expectations import Expect as Expect
 from isthmus.features.definition.failure import explain_arguments

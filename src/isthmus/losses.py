@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         hinge_discriminator,
         hinge_generator,
     )
-    from isthmus.distill.losses.embeddings import cosine, similarities
+    from isthmus.distill.losses.embeddings import cosine, info_nce, similarities
     from isthmus.distill.losses.hidden import HiddenStates
     from isthmus.distill.losses.logits import (
         binary_hard_targets,
@@ -53,6 +53,7 @@ __all__ = [
     "hard_targets",
     "hinge_discriminator",
     "hinge_generator",
+    "info_nce",
     "lists",
     "similarities",
     "soft_targets",
@@ -68,7 +69,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspell
             "isthmus.distill.losses.adversarial": (
                 "Adversarial PatchDiscriminator hinge_discriminator hinge_generator"
             ),
-            "isthmus.distill.losses.embeddings": "cosine similarities",
+            "isthmus.distill.losses.embeddings": "cosine info_nce similarities",
             "isthmus.distill.losses.hidden": "HiddenStates",
             "isthmus.distill.losses.logits": (
                 "binary_hard_targets binary_soft_targets generalized hard_targets soft_targets top_k_tail top_k_targets"

@@ -24,12 +24,14 @@ from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Tabula
 from isthmus.distill.labels import Binary
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.language.teachers import function_of
-from isthmus.distill.language.text import Text
+from isthmus.distill.language.text import Embedding, Text
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
+from isthmus.distill.tabular.users.sources import digest as file_digest
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
+from isthmus.distill.text.embedding import EmbeddingTask
 from isthmus.distill.text.task import TextTask
 from isthmus.features.contract.schema import sha256
 from isthmus.features.definition import codehash
@@ -78,7 +80,8 @@ def task_class(declared: Distillation) -> type[Task]:
             problem = Problem(declared.task, f"is {named!r}", "a subclass of isthmus.distill.tasks.task.Task")
             raise ConfigurationError(where, [problem])
         return named
-    return _TASKS[type(declared.task)]
+    embeds = isinstance(declared.task, Text) and isinstance(declared.task.predicts, Embedding)
+    return EmbeddingTask if embeds else _TASKS[type(declared.task)]
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
@@ -213,6 +216,8 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
         new = declared.task.student
         digest = fingerprint(function_of(new)) if isinstance(new, str) else None
         kinds = {"kind": {"text": declared.task.identity(), "student": digest, **_terms(declared.task)}}
+        if (start := declared.task.start) is not None:
+            kinds["kind"]["start"] = file_digest(material.root / start)
     else:
         kinds |= {"training": code_description(kind, JUDGING), "report": code_description(kind, EXPORTING)}
     device = declared.student.device

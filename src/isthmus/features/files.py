@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import glob
+import importlib.util
 import os
 import re
 import secrets
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
+_PACKAGE = "package:"
 _DELTA = re.compile(r"%[0-9A-Fa-f]{2}|[][^|\\\x00-\x1f\x7f\ud800-\udfff]")
 UNPRINTED = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and bytes that are not UTF-8."""
@@ -31,6 +33,24 @@ _CWD, _EXCHANGE = -100, 2
 
 def is_url(place: object) -> bool:
     return bool(_URL.match(str(place)))
+
+
+def installed_path(place: str, where: str) -> Path | None:
+    """Return the path of `package:NAME/FILE`, a file or folder in an installed Python package; None for other places.
+
+    Raise a DependencyError at `where` if the package is not installed.
+    """
+    if not place.startswith(_PACKAGE):
+        return None
+    name, _, rest = place.removeprefix(_PACKAGE).partition("/")
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        found = f"the Python package {name}, which contains its file, is not installed"
+        raise DependencyError(where, found, remedy=f"install it with: pip install {name}")
+    return Path(spec.submodule_search_locations[0]) / rest
 
 
 def require_local(where: str, place: Path | str) -> Path:

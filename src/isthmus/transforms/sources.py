@@ -1,7 +1,6 @@
 """Sources as DataFrames. CSV, tables and queries are copied to Parquet first, so every engine sees the same values."""
 
 import hashlib
-import importlib.util
 import inspect
 import os
 import re
@@ -17,9 +16,10 @@ import pyarrow as pa
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, did_you_mean, one_of
+from isthmus.features.errors import ConfigurationError, DataError, Problem, did_you_mean, one_of
 from isthmus.features.files import (
     UNPRINTED,
+    installed_path,
     is_url,
     move_atomically,
     publish,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 Options: TypeAlias = Mapping[str, str]
 _NONE: Options = {}
-_PACKAGE = "package:"
 _READ_AS_TEXT = "correct the cell; or read the column as text, types={{{!r}: String}}, and convert it in the transform"
 _REPAIR = "restore the complete file, or correct the source's path"
 _NAMES = {kind: name for name, kind in ARROW.items()}
@@ -315,19 +314,7 @@ def _plainly_named(source: Source, path: Path, files: Sequence[str], staging: Pa
 
 
 def _locate(source: Source, root: Path) -> Path:
-    if source.path.startswith(_PACKAGE):
-        name, _, rest = source.path.removeprefix(_PACKAGE).partition("/")
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            spec = None
-        if spec is None or not spec.submodule_search_locations:
-            problem = f"the Python package {name}, which contains its file, is not installed"
-            remedy = f"install it with: pip install {name}"
-            raise DependencyError(f"source {source.name}", problem, remedy=remedy)
-        path = Path(spec.submodule_search_locations[0]) / rest
-    else:
-        path = root / source.path
+    path = installed_path(source.path, f"source {source.name}") or root / source.path
     if not path.exists():
         there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         problem = f"{path} not found{did_you_mean(path.name, there)}"

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from tokenizers import Tokenizer
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
 from isthmus import Bag, Distillation, Entity, FeatureService, Field, RequestSource, Settings, Spine, String, Text
 from isthmus.distill.tasks.requestinputs import RequestInputs
@@ -72,12 +72,29 @@ def knowing() -> Any:
     return predict
 
 
+def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
+    file = StudentTokenizer(texts, 100, 32).file
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_buffer(file), pad_token=PAD, unk_token=UNKNOWN)
+
+
+def sentences(folder: Path, table: pa.Table, **config: Any) -> BertModel:
+    """Save a small BERT with drawn weights, whose vectors tell texts apart, with its tokenizer."""
+    sizes = {
+        "vocab_size": 112, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+        "max_position_embeddings": 32, "initializer_range": 0.2,
+    }  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = BertModel(BertConfig(**{**sizes, **config})).eval()
+    model.save_pretrained(folder)
+    tokenizer_of(table["body"].to_pylist()).save_pretrained(folder)
+    return model
+
+
 def bert(folder: Path, table: pa.Table, steps: int = 60) -> None:
     """Save a small BERT with its tokenizer, fine-tuned on the notes."""
     texts = table["body"].to_pylist()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_buffer(StudentTokenizer(texts, 100, 32).file), pad_token=PAD, unk_token=UNKNOWN
-    )
+    tokenizer = tokenizer_of(texts)
     names = dict(enumerate(WORDS))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

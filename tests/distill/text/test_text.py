@@ -119,7 +119,7 @@ def test_a_vocabulary_reads_every_text_the_same_each_time(texts: list[str]) -> N
         ({"teacher": Pretrained("../outside")}, "a relative path within the project"),
         ({"teacher": Pretrained("large", tokens=0)}, "at least 1"),
         ({"predicts": Rank(within="id")}, "Classes, Binary or Number"),
-        ({"student": "nothing"}, 'a Bag, an Encoder or "module:function"'),
+        ({"student": "nothing"}, 'a Bag, an Encoder, a PrunedEncoder or "module:function"'),
         ({"student": Encoder(width=10, heads=4)}, "a multiple of 4"),
         ({"student": Bag(vocabulary=10)}, "at least 100"),
         ({"tokens": 0}, "at least 1"),

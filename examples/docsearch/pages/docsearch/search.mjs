@@ -8,14 +8,14 @@ const SHOWN = 10;
 begin(async ({ ort, opened }) => {
   const json = async (name) => JSON.parse(new TextDecoder().decode(await opened.file(name)));
   const tokenizer = new WordPiece(await json("tokenizer.json"));
-  const { most, pairs } = await json("tokens.json");
+  const { tokens: most, pairs } = await json("tokens.json");
   for (const { text, input_ids: expected } of pairs) {
     const found = tokenizer.encode(text, most);
     if (found.join() !== expected.join()) throw new Error(`tokens of ${JSON.stringify(text)}: ${found}; expected ${expected}`);
   }
   show("good", `${pairs.length} texts give the very tokens that they must`);
-  const passages = await json("passages.json");
-  const vectors = new Int8Array(await opened.file("passages.i8"));
+  const passages = await json("index.json");
+  const vectors = new Int8Array(await opened.file("index.i8"));
   const width = vectors.length / passages.length;
   show("good", `${passages.length.toLocaleString("en")} passages, ${(vectors.length / 1e6).toFixed(1)} MB of vectors`);
 

@@ -10,6 +10,8 @@ from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
 
 BINS = 15
+NEAREST = 10
+RECALL = f"recall_at_{NEAREST}"
 
 
 def metrics(labels: Array, probabilities: Array) -> dict[str, float]:
@@ -178,6 +180,35 @@ def _cumulated(gains: Array, scores: Array, groups: Index, at: int) -> Array:
     mean = np.bincount(tied, gains) / np.bincount(tied)
     discounts = np.where(place < at, 1 / np.log2(place + 2.0), 0.0)
     return np.bincount(numbers, mean[tied] * discounts)
+
+
+def retrieval(
+    queries: Array, candidates: Array, taught: Array, index: Array, *, alone: bool = False
+) -> dict[str, float]:
+    """Measure a search of n queries among n candidates by dot products; NaN if there are ten or fewer to find.
+
+    * recall_at_10: share of the teacher's ten nearest candidates that are also among the student's ten nearest;
+    * recall_at_10_of_its_index: the same for the student's queries and the teacher's candidates;
+    * mrr: mean reciprocal rank of the candidate that belongs to the query; not with `alone`.
+
+    The vectors are (n, width), row i of each for the same example: the student's `queries` and `candidates`, and the
+    teacher's, `taught` and `index`. With `alone`, candidates are the texts of all other queries.
+    """
+    names = (RECALL, f"{RECALL}_of_its_index", "mrr")[: 2 if alone else 3]
+    if len(queries) <= NEAREST + alone:
+        return dict.fromkeys(names, math.nan)
+    sums = np.zeros(3)
+    for begin in range(0, len(queries), 1024):
+        rows = np.arange(begin, min(begin + 1024, len(queries)))
+        own = rows - begin, rows
+        scores, in_index, wanted = queries[rows] @ candidates.T, queries[rows] @ index.T, taught[rows] @ index.T
+        ranks = 1 + (scores > scores[own][:, None]).sum(1)
+        for each in (scores, in_index, wanted):
+            each[own] = -np.inf if alone else each[own]
+        found = [np.argpartition(-each, NEAREST - 1, 1)[:, :NEAREST] for each in (scores, in_index, wanted)]
+        shared = [(part[:, :, None] == found[2][:, None]).any(1).mean(1).sum() for part in found[:2]]
+        sums += *shared, (1 / ranks).sum()
+    return dict(zip(names, (sums / len(queries)).tolist(), strict=False))
 
 
 def _numbers(groups: Index) -> Index:

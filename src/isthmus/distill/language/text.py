@@ -1,4 +1,4 @@
-"""The declaration of a text model: a large model teaches a small one to classify texts or to predict a number."""
+"""The declaration of a text model: a large model teaches a small one to classify texts, or to embed them."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +10,10 @@ from isthmus.distill.language.objective import Term, objective_problems
 from isthmus.distill.language.teachers import (
     FUNCTION,
     DeclaredTeacher,
+    Pretrained,
     teacher_problems,
     teachers,
+    within,
 )
 from isthmus.distill.settings import failed_checks
 from isthmus.features.definition.failure import type_problems
@@ -66,20 +68,77 @@ class Encoder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
-    """Predict the label of a text: a large model teaches a small one that a device can run.
+class PrunedEncoder:
+    """A student that is cut from its teacher, a `Pretrained` with the architecture of BERT, and reads its tokenizer.
 
-    The student has a tokenizer of its own, whose vocabulary consists of the most frequent words of the training part.
-    Lower and upper case are the same to it.
+    Attributes:
+        layers: numbers of the teacher's layers to keep, from 0.
+        heads: attention heads to keep in each layer, those with the largest weights; None for all.
+        inner: units to keep in the feed-forward part of each layer, chosen like the heads; None for all.
+        rank: numbers in a token's embedding, which a linear layer maps to the teacher's width. Both are the best
+            approximation of the teacher's embeddings, weighted by the frequency of tokens. None for no such layer.
+        vocabulary: tokens with an embedding of their own, the most frequent ones in the training part. Each other token
+            shares the one whose direction is nearest to its own in the teacher. None for all.
+    """
+
+    layers: Sequence[int]
+    heads: int | None = None
+    inner: int | None = None
+    rank: int | None = None
+    vocabulary: int | None = None
+
+    def problems(self, where: str) -> list[Problem]:
+        if wrong := type_problems(self, f"{where}: "):
+            return wrong
+        numbered = len(self.layers) > 0 and min(self.layers) >= 0
+        return failed_checks(self, where, [("layers", numbered, "numbers of layers, from 0"), *_sizes(self)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """The teacher's vector of a text, scaled to length 1. The student predicts `vector`.
+
+    Attributes:
+        pooling: how the teacher, a `Pretrained`, was trained to make one vector of its last states: "mean" of all
+            tokens, or the state of the "first" token.
+        index: for a pair of columns, the number of test rows whose second text the package contains, with the teacher's
+            vectors times 127 as int8, for a device to search (`index.json`, `index.i8`); 0 for none.
+    """
+
+    pooling: Literal["mean", "first"] = "mean"
+    index: int = 0
+
+    def problems(self, where: str) -> list[Problem]:
+        checks = [
+            ("pooling", self.pooling in ("mean", "first"), '"mean" or "first"'),
+            ("index", type(self.index) is int and self.index >= 0, "a whole number of at least 0"),
+        ]
+        return failed_checks(self, where, checks)
+
+
+TextStudents = Bag | Encoder | PrunedEncoder
+LABEL_ONLY = ("objective", "temperature", "soft_weight", "calibration", "weight", "class_weight")
+"""Attributes of a `Text` that have no meaning for an `Embedding`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Predict the label of a text, or embed texts: a large model teaches a small one that a device can run.
+
+    Except for a `PrunedEncoder`, the student has a tokenizer of its own, whose vocabulary consists of the most frequent
+    words of the training part. Lower and upper case are the same to it.
 
     Attributes:
         teacher: a `Pretrained`, "module:function" or a `TeacherFunction`, a `TeacherOutputs`, an `Onnx`, or a list of
             these and of pairs (teacher, weight), whose weighted mean teaches.
-        predicts: the kind of label: `Classes`, `Binary` or `Number`.
-        column: input that holds the text; None for the student's only input.
-        student: a `Bag`, an `Encoder`, or "module:function". The function takes the size of the vocabulary and the
-            number of outputs n, and returns a torch module. The module maps `input_ids` and `attention_mask`, int64
-            (rows, tokens), to float32 (rows, n).
+        predicts: the kind of label: `Classes`, `Binary` or `Number`; or an `Embedding`, which needs no label.
+        column: input that holds the text; None for the student's only input. For an `Embedding`, also two inputs whose
+            texts belong together, such as question and answer.
+        student: a `Bag`, an `Encoder`, a `PrunedEncoder`, or "module:function". The function takes the size of the
+            vocabulary and the number of outputs n, and returns a torch module. The module maps `input_ids` and
+            `attention_mask`, int64 (rows, tokens), to float32 (rows, n).
+        start: safetensors file with weights of another student of the same shape, relative to the project, from which
+            student and control start; None for new weights.
         vocabulary: tokens, at most, for a student that is a function.
         tokens: tokens of a text that the student reads; the rest is cut off and counted.
         dropout: share of units dropped in a training step.
@@ -94,9 +153,10 @@ class Text:
     """
 
     teacher: "DeclaredTeacher | str | list[DeclaredTeacher | str | tuple[DeclaredTeacher | str, float]]"
-    predicts: Label = field(default_factory=Classes)
-    column: str | None = None
-    student: Bag | Encoder | str = Bag()
+    predicts: Label | Embedding = field(default_factory=Classes)
+    column: str | Sequence[str] | None = None
+    student: TextStudents | str = Bag()
+    start: str | None = None
     vocabulary: int = 8000
     tokens: int = 128
     dropout: float = 0.1
@@ -108,15 +168,17 @@ class Text:
     class_weight: Literal["balanced"] | None = None
 
     @property
-    def label(self) -> Label:
-        return self.predicts
-
-    measured = MEASURED
+    def label(self) -> Label | None:
+        return self.predicts if isinstance(self.predicts, Label) else None
 
     @property
-    def size(self) -> int:
-        """Largest number of tokens in the student's vocabulary."""
-        return self.vocabulary if isinstance(self.student, str) else self.student.vocabulary
+    def measured(self) -> Sequence[str]:
+        return MEASURED if self.label else MEASURED[1:]
+
+    @property
+    def pretrained(self) -> Sequence[Pretrained]:
+        """The teachers that are a model of the transformers library."""
+        return [teacher for teacher, _ in teachers(self.teacher) if isinstance(teacher, Pretrained)]
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -124,8 +186,9 @@ class Text:
         return (*named, *([self.student] if isinstance(self.student, str) else []))
 
     def identity(self) -> dict[str, Any]:
-        """Return every attribute that changes a student, except `teacher` and `objective`, which have fingerprints."""
-        values = {name: value for name, value in vars(self).items() if name not in ("teacher", "objective")}
+        """Return every attribute that changes a student, except those with a fingerprint or a digest of their own."""
+        own = ("teacher", "start", "objective")
+        values = {name: value for name, value in vars(self).items() if name not in own}
         kinds = {name: value for name in ("predicts", "calibration", "student") if (value := values.pop(name))}
         named = {name: value if isinstance(value, str) else _named(value) for name, value in kinds.items()}
         return {**values, **named}
@@ -137,11 +200,16 @@ class Text:
             return wrong
         function = isinstance(self.student, str) and bool(FUNCTION.fullmatch(self.student))
         label = isinstance(self.predicts, Label) and not isinstance(self.predicts, Rank)
+        embeds = isinstance(self.predicts, Embedding)
         known = isinstance(self.calibration, Calibration) and isinstance(self.predicts, self.calibration.labels)
         balances = self.class_weight == "balanced" and isinstance(self.predicts, Binary | Classes)
+        pair = self.column is not None and not isinstance(self.column, str)
+        known_student = isinstance(self.student, TextStudents) or function
         checks = [
-            ("predicts", label, "Classes, Binary or Number"),
-            ("student", isinstance(self.student, Bag | Encoder) or function, 'a Bag, an Encoder or "module:function"'),
+            ("predicts", label or embeds, "Classes, Binary or Number, or an Embedding"),
+            ("column", not pair or (embeds and len({*(self.column or ())}) == 2), "one, or two for an Embedding"),
+            ("student", known_student, 'a Bag, an Encoder, a PrunedEncoder or "module:function"'),
+            ("start", self.start is None or within(self.start), "a relative path within the project, or None"),
             ("vocabulary", self.vocabulary >= 100, "at least 100"),
             ("tokens", self.tokens >= 1, "at least 1"),
             ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
@@ -151,22 +219,42 @@ class Text:
             ("class_weight", self.class_weight is None or balances, '"balanced", for classes, or None'),
         ]
         problems = failed_checks(self, where, checks)
+        taught = teacher_problems(self.teacher, f"{where}: teacher")
         if self.teacher is None:
-            problems.append(Problem(f"{where}: teacher", "None", 'a teacher, such as Pretrained("models/large")'))
-        problems += teacher_problems(self.teacher, f"{where}: teacher")
-        if isinstance(self.student, Bag | Encoder):
+            taught = [Problem(f"{where}: teacher", "None", 'a teacher, such as Pretrained("models/large")')]
+        problems += taught or self._teacher_problems(where)
+        if isinstance(self.student, TextStudents):
             problems += self.student.problems(f"{where}: student")
-        problems += self.predicts.problems(f"{where}: predicts") if label else []
-        return problems or objective_problems(self, where)
+        if isinstance(self.predicts, Embedding):
+            problems += self._embedding_problems(where, self.predicts, pair=pair)
+        problems += self.predicts.problems(f"{where}: predicts") if label or embeds else []
+        return problems if problems or embeds else objective_problems(self, where)
+
+    def _teacher_problems(self, where: str) -> list[Problem]:
+        cut, embeds = isinstance(self.student, PrunedEncoder), isinstance(self.predicts, Embedding)
+        if (cut or embeds) and (len(self.pretrained) != 1 or (embeds and len(teachers(self.teacher)) > 1)):
+            expected = f"one Pretrained, {'whose vectors are learned' if embeds else 'from which the student is cut'}"
+            return [Problem(f"{where}: teacher", repr(self.teacher)[:200], expected)]
+        if embeds and self.pretrained[0].column is not None:
+            expected = "None: the teacher reads the columns of the Text"
+            return [Problem(f"{where}: teacher: column", repr(self.pretrained[0].column), expected)]
+        return []
+
+    def _embedding_problems(self, where: str, embedding: Embedding, *, pair: bool) -> list[Problem]:
+        unused = [(name, getattr(self, name) == getattr(Text, name), "not set: for labels only") for name in LABEL_ONLY]
+        problems = failed_checks(self, where, unused)
+        if embedding.index and not pair:
+            problems.append(Problem(f"{where}: predicts: index", repr(embedding.index), "0, or a pair of columns"))
+        return problems
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Return a problem if the label column of the spine has a type that the kind of label cannot be."""
         return self.predicts.spine_problems(where, spine, self.weight) if isinstance(self.predicts, Label) else []
 
 
-def _sizes(student: Bag | Encoder) -> list[tuple[str, bool, str]]:
+def _sizes(student: TextStudents) -> list[tuple[str, bool, str]]:
     least = {"vocabulary": 100}
-    sizes = {name: value for name, value in asdict(student).items() if value is not None}
+    sizes = {name: value for name, value in asdict(student).items() if isinstance(value, int)}
     return [(name, value >= least.get(name, 1), f"at least {least.get(name, 1)}") for name, value in sizes.items()]
 
 

@@ -1,8 +1,8 @@
-"""Losses of embeddings: `cosine` compares each embedding, `similarities` the similarities within a batch."""
+"""Losses of embeddings: of each one (`cosine`), of similarities within a batch, and of pairs (`info_nce`)."""
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 from isthmus.distill.losses.logits import divergence
 from isthmus.distill.shapes import average, booleans, check_pair, check_tensors, floats, positive, select, to_float32
@@ -47,3 +47,17 @@ def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Ten
         return (unit @ unit.mT)[others].view(rows, rows - 1) / temperature
 
     return divergence(neighbors(student), neighbors(teacher)).mean()
+
+
+def info_nce(queries: Tensor, candidates: Tensor, *, temperature: float) -> Tensor:
+    """Return how far each query is from having its own candidate as the nearest (InfoNCE, 2018, arXiv:1807.03748).
+
+    With c_ij the cosine of query i and candidate j, the loss is the mean over i of -log softmax_j(c_ij / T)_i. Queries
+    and candidates are (batch, width), where row i of both belongs together. T is `temperature`.
+    """
+    check_tensors(
+        "InfoNCE", positive("temperature", temperature), queries=floats(queries, "batch width"),
+        candidates=floats(candidates, "batch width"),
+    )  # fmt: skip
+    ours, theirs = (normalize(to_float32(each), dim=-1) for each in (queries, candidates))
+    return cross_entropy(ours @ theirs.mT / temperature, torch.arange(len(queries), device=queries.device))

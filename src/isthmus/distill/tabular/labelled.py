@@ -58,6 +58,7 @@ class LabelTask(Task):
         self._answer = self._kind.answer()
 
     def _labels(self, declared: Tabular | Text) -> Kind:
+        assert declared.label is not None  # noqa: S101 - an Embedding has a task of its own
         material, kind = self.material, KINDS[type(declared.label)]
         if material.labeled is None:
             return kind(material.table, material.label, material.parts, declared)

@@ -111,8 +111,8 @@ class Material:
     @cached_property
     def labeled(self) -> Array | None:
         """Mask of the rows with a label, bool (n,), if the others are learned from a declared teacher; else None."""
-        task = self.declaration.task
-        taught = isinstance(task, Tabular | Text) and task.teacher is not None and not isinstance(task.label, Rank)
+        task, label = self.declaration.task, self.declaration.label
+        taught = isinstance(task, Tabular | Text) and task.teacher is not None and not isinstance(label, Rank | None)
         if not taught or self.label not in self.table.column_names or not self.table[self.label].null_count:
             return None
         mask: Array = pc.is_valid(self.table[self.label]).to_numpy()

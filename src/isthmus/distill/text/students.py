@@ -1,8 +1,10 @@
 """Students that read the tokens of a text: a bag of embeddings, a small transformer encoder, or the user's module."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, normalize, scaled_dot_product_attention
 
 from isthmus.distill.causal.models import call_function
 from isthmus.distill.language.text import Bag, Encoder, Text
@@ -45,6 +47,41 @@ class TextNetwork(nn.Module):
         return answer
 
 
+class VectorNetwork(nn.Module):
+    """A network from tokens to a vector, scaled to length 1."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        # Normalize in float32: under autocast, the length would be off by a thousandth.
+        return normalize(self.network(input_ids, attention_mask).float(), dim=-1)
+
+
+class EmbeddingModel(nn.Module):
+    """Embeds one or more columns of texts, each given as tokens and mask, with the same network."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.embedder = VectorNetwork(network)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.embedder(*text) for text in zip(inputs[::2], inputs[1::2], strict=True))
+
+
+class PooledStates(nn.Module):
+    """The pooled last states of a model of the transformers library."""
+
+    def __init__(self, model: nn.Module, *, first: bool) -> None:
+        super().__init__()
+        self.model, self.first = model, first
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return pooled(states, attention_mask, first=self.first)
+
+
 class BagNetwork(nn.Module):
     """The mean of the vectors of a text's tokens, and a linear layer."""
 
@@ -57,48 +94,84 @@ class BagNetwork(nn.Module):
         return last
 
 
-class EncoderLayer(nn.Module):
-    """A transformer layer that normalizes its inputs (Xiong et al., ICML 2020, arXiv:2002.04745)."""
+class BertForm(NamedTuple):
+    """How the encoder of a pruned BERT differs from others; it also normalizes the output of each layer, not the input.
 
-    def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
+    Attributes:
+        vocabulary: number of tokens; several of them may share an embedding.
+        head_width: numbers in a head's queries, keys and values.
+        epsilon: constant of the norms.
+        first: True to use the last state of the first token, False for the mean.
+    """
+
+    vocabulary: int
+    head_width: int
+    epsilon: float
+    first: bool
+
+
+class EncoderLayer(nn.Module):
+    """A transformer layer that normalizes its inputs (Xiong et al., 2020, arXiv:2002.04745), or a layer of BERT."""
+
+    def __init__(self, declared: Encoder, dropout: float, bert: BertForm | None) -> None:
         super().__init__()
-        self.heads = heads
-        self.attention, self.mixed = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
-        self.norms, self.dropout = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)]), nn.Dropout(dropout)
+        width, self.heads, self.norm_first = declared.width, declared.heads, bert is None
+        self.head_width = bert.head_width if bert else width // declared.heads
+        inner, epsilon = self.heads * self.head_width, bert.epsilon if bert else 1e-5
+        self.attention, self.mixed = nn.Linear(width, 3 * inner), nn.Linear(inner, width)
+        self.up, self.down = nn.Linear(width, declared.inner), nn.Linear(declared.inner, width)
+        self.norms = nn.ModuleList([nn.LayerNorm(width, epsilon) for _ in range(2)])
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Transform states (n, tokens, width) with a mask, bool (n, 1, 1, tokens), that is True at real tokens."""
-        rows, tokens, width = states.shape
-        parts = self.attention(self.norms[0](states)).view(rows, tokens, 3 * self.heads, width // self.heads)
+        first, second = self.norms
+        if self.norm_first:
+            states = states + self.dropout(self._attend(first(states), mask))
+            changed: Tensor = states + self.dropout(self.down(gelu(self.up(second(states)))))
+        else:
+            states = first(states + self.dropout(self._attend(states, mask)))
+            changed = second(states + self.dropout(self.down(gelu(self.up(states)))))
+        return changed
+
+    def _attend(self, states: Tensor, mask: Tensor) -> Tensor:
+        rows, tokens, _ = states.shape
+        parts = self.attention(states).view(rows, tokens, 3 * self.heads, self.head_width)
         query, key, value = parts.transpose(1, 2).chunk(3, dim=1)
         heads = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        states = states + self.dropout(self.mixed(heads.transpose(1, 2).reshape(rows, tokens, width)))
-        changed: Tensor = states + self.dropout(self.down(gelu(self.up(self.norms[1](states)))))
-        return changed
+        mixed: Tensor = self.mixed(heads.transpose(1, 2).reshape(rows, tokens, -1))
+        return mixed
 
 
 class EncoderNetwork(nn.Module):
-    """A transformer encoder; the mean of its last states goes through a linear layer."""
+    """A transformer encoder; its pooled last states go through a linear layer."""
 
-    def __init__(self, size: int, declared: Encoder, tokens: int, outputs: int, dropout: float) -> None:
+    places: Tensor | None
+
+    def __init__(
+        self, size: int, declared: Encoder, tokens: int, outputs: int, dropout: float, bert: BertForm | None = None
+    ) -> None:
         super().__init__()
-        width, rank = declared.width, declared.rank or declared.width
+        width, rank, self.bert = declared.width, declared.rank or declared.width, bert
+        self.register_buffer("places", torch.zeros(bert.vocabulary, dtype=torch.int64) if bert else None)
         self.tokens, self.positions = nn.Embedding(size, rank), nn.Embedding(tokens, width)
         for table in (self.tokens, self.positions):
             nn.init.normal_(table.weight, std=0.02)
         self.widened = nn.Identity() if declared.rank is None else nn.Linear(rank, width, bias=False)
-        self.layers = nn.ModuleList(
-            EncoderLayer(width, declared.heads, declared.inner, dropout) for _ in range(declared.layers)
-        )
-        self.norm, self.dropout, self.last = nn.LayerNorm(width), nn.Dropout(dropout), nn.Linear(width, outputs)
+        self.layers = nn.ModuleList(EncoderLayer(declared, dropout, bert) for _ in range(declared.layers))
+        self.norm = nn.LayerNorm(width, bert.epsilon if bert else 1e-5)
+        self.dropout, self.last = nn.Dropout(dropout), nn.Linear(width, outputs)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        states = self.widened(self.tokens(input_ids)) + self.positions.weight[: input_ids.shape[1]]
-        states, mask = self.dropout(states), (attention_mask != 0)[:, None, None, :]
+        places = input_ids if self.places is None else self.places[input_ids]
+        states = self.widened(self.tokens(places)) + self.positions.weight[: input_ids.shape[1]]
+        states = self.dropout(self.norm(states) if self.bert else states)
+        mask = (attention_mask != 0)[:, None, None, :]
         for layer in self.layers:
             states = layer(states, mask)
-        last: Tensor = self.last(self.dropout(pooled(self.norm(states), attention_mask)))
+        states = states if self.bert else self.norm(states)
+        vector = pooled(states, attention_mask, first=self.bert is not None and self.bert.first)
+        last: Tensor = self.last(self.dropout(vector))
         return last
 
 
@@ -111,6 +184,7 @@ def text_network(declared: Text, size: int, outputs: int, where: str) -> nn.Modu
         return BagNetwork(size, declared.student.width, outputs, declared.dropout)
     if isinstance(declared.student, Encoder):
         return EncoderNetwork(size, declared.student, declared.tokens, outputs, declared.dropout)
+    assert isinstance(declared.student, str)  # noqa: S101 - a PrunedEncoder is cut from its teacher
     network = call_function(declared.student, where, size, outputs)
     if not isinstance(network, nn.Module):
         found = f"returns a {type(network).__name__}"

@@ -1,27 +1,33 @@
-"""The task class that trains and measures students of texts."""
+"""The task class that trains and measures students that predict the label of a text, and its base."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from onnx import ModelProto
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from isthmus.distill.labels import Number
 from isthmus.distill.language.teachers import TeacherFunction, teachers
-from isthmus.distill.language.text import Text
+from isthmus.distill.language.text import MEASURED, Embedding, PrunedEncoder, Text
 from isthmus.distill.onnx.exporter import export_network
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.tabular.labelled import LabelTask
+from isthmus.distill.tabular.users.pretrained import PretrainedModel
 from isthmus.distill.tabular.users.teacher import UserTeacher
-from isthmus.distill.tasks.task import Batch, Case, Material
-from isthmus.distill.text.students import TextNetwork, TextStudent, text_network
-from isthmus.distill.text.vocabulary import StudentTokenizer
+from isthmus.distill.tasks.task import Batch, Case, Material, Task
+from isthmus.distill.text.pruning import prune
+from isthmus.distill.text.students import EncoderNetwork, TextNetwork, TextStudent, text_network
+from isthmus.distill.text.vocabulary import StudentTokenizer, TextTokenizer
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import ConfigurationError, Problem, one_of
 from isthmus.features.types import String
@@ -41,28 +47,146 @@ EDGES = (
 """Unusual texts for golden cases."""
 
 
-class TextTask(LabelTask):
+class TextBase(Task):
+    """A task whose student reads the texts of one or two `columns`; a device feeds a text of the first one.
+
+    `output` is the name of the graph's output.
+    """
+
+    declared: Text
+    columns: Sequence[str]
+    output: str
+    padded = ("P",)
+
+    def _read_texts(self) -> None:
+        declared, train = self.declared, self.material.parts.train
+        self._texts = {name: self.material.table[name].fill_null("") for name in self.columns}
+        if isinstance(declared.student, PrunedEncoder):
+            # A copy, since the teacher truncates texts at another length.
+            tokenizer = copy.deepcopy(self._pretrained.tokenizer.backend_tokenizer)
+            self.vocabulary = TextTokenizer(tokenizer, declared.tokens)
+        else:
+            words = (text for texts in self._texts.values() for text in texts.take(train).to_pylist())
+            size = declared.vocabulary if isinstance(declared.student, str) else declared.student.vocabulary
+            self.vocabulary = StudentTokenizer(words, size, declared.tokens)
+        read = {name: self.vocabulary.read(texts.to_pylist()) for name, texts in self._texts.items()}
+        self._tokens = {name: tokens for name, (tokens, _) in read.items()}
+        self._lengths = {name: lengths for name, (_, lengths) in read.items()}
+        self.max_sizes = {"P": declared.tokens}
+
+    @cached_property
+    def _pretrained(self) -> PretrainedModel:
+        return PretrainedModel(self.declared.pretrained[0], self.material.root)
+
+    @cached_property
+    def _pruned(self) -> EncoderNetwork:
+        declared, predicts = self.declared, self.declared.predicts
+        assert isinstance(declared.student, PrunedEncoder)  # noqa: S101 - else there is nothing to cut
+        read = np.concatenate([tokens[self.material.parts.train].ravel() for tokens in self._tokens.values()])
+        counts = np.bincount(read[read != 0], minlength=self.vocabulary.size)
+        first = isinstance(predicts, Embedding) and predicts.pooling == "first"
+        return prune(self._pretrained.teacher.module, declared, declared.student, counts, self._where, first=first)
+
+    @property
+    def _where(self) -> str:
+        return f"{self.material.declaration.where}: student"
+
+    def _network(self, outputs: int) -> nn.Module:
+        if not isinstance(self.declared.student, PrunedEncoder):
+            return text_network(self.declared, self.vocabulary.size, outputs, self._where)
+        network = copy.deepcopy(self._pruned)
+        if not isinstance(self.declared.predicts, Embedding):
+            network.last = nn.Linear(network.last.in_features, outputs)
+        return network
+
+    def _started(self, student: nn.Module) -> nn.Module:
+        """Load the declared `start`, if any, into a new student."""
+        if (start := self.declared.start) is not None:
+            try:
+                student.load_state_dict(load_file(self.material.root / start))
+            except (OSError, RuntimeError, SafetensorError) as error:
+                problem = Problem(start, str(error), "the weights of a student of this shape")
+                raise ConfigurationError(f"{self._where}: start", [problem]) from error
+        return student
+
+    def line(self) -> str:
+        return f"student={self.declared.student!r}"
+
+    def _inputs(self, rows: Tensor) -> tuple[Tensor, ...]:
+        fed = [self.feeds(rows.numpy(), name) for name in self.columns]
+        return tuple(torch.from_numpy(array) for feeds in fed for array in feeds.values())
+
+    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        lengths = np.stack([*self._lengths.values()])[:, self.material.parts.test]
+        return {**super().measures(quality), "texts_cut": float((lengths > self.declared.tokens).mean())}
+
+    def sliced(self, rows: Index) -> pa.Table:
+        """Return the number of tokens of each text, for slices."""
+        return pa.table({f"tokens of {name}": lengths[rows] for name, lengths in self._lengths.items()})
+
+    def model(self, student: nn.Module) -> ModelProto:
+        names = {"input_ids": ("N", "P"), "attention_mask": ("N", "P")}
+        example = {name: np.ones((2, min(8, self.declared.tokens)), np.int64) for name in names}
+        network = self.network(student)
+        assert network is not None  # noqa: S101 - each of these tasks has one
+        return export_network(network, example, names, [self.output], self.max_sizes)
+
+    def feeds(self, rows: Index, column: str | None = None) -> Feeds:
+        return _fed(self._tokens[column or self.columns[0]][rows])
+
+    def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
+        network = self.network(student)
+        assert network is not None  # noqa: S101 - each of these tasks has one
+        return {self.output: network(*map(torch.from_numpy, feeds.values())).numpy()}
+
+    def edges(self, student: nn.Module) -> Sequence[Case]:
+        """Return unusual texts, one per case and without padding, as on a device."""
+        tokens, _ = self.vocabulary.read(EDGES)
+        fed = [_fed(tokens[row : row + 1]) for row in range(len(EDGES))]
+        return [Case(feeds, self.expected(student, feeds)) for feeds in fed]
+
+    def shipped(self, teacher: OutputCache) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
+        rows = self.material.parts.test[: self.golden]
+        texts = [*self._texts[self.columns[0]].take(rows).to_pylist(), *EDGES]
+        tokens, _ = self.vocabulary.read(texts)
+        pairs = [{"text": text, "input_ids": row[row != 0].tolist()} for text, row in zip(texts, tokens, strict=True)]
+        checks = json.dumps({"tokens": self.declared.tokens, "pairs": pairs}, ensure_ascii=False, indent=1)
+        return {
+            TOKENIZER: (self.vocabulary.file, "tokenizer in the format of the library tokenizers"),
+            CHECKS: (checks.encode() + b"\n", "texts and their expected tokens"),
+        }
+
+    def content(self) -> str:
+        return self._digest()
+
+    def _digest(self, *arrays: Array) -> str:
+        digest = hashlib.sha256(self.vocabulary.file)
+        for array in (*self._tokens.values(), *arrays):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - the same for all students
+        return {TOKENIZER: self.vocabulary.file}
+
+
+class TextTask(TextBase, LabelTask):
     """Predicts a label from a text."""
 
     about: Mapping[str, str] = {"teacher": "the declared teacher", "reference": "TF-IDF and a linear model"}
     at_once = 256
-    measured = Text.measured
+    measured = MEASURED
     form = OutputFormat("float32")
-    padded = ("P",)
 
     declared: Text
 
     def __init__(self, material: Material) -> None:
         declared = material.declaration.task
         assert isinstance(declared, Text)  # noqa: S101 - only a Text selects this task
-        self.column = _column(material, declared)
-        self.texts = (self.column,)
+        self.columns = self.texts = text_columns(material, declared)
         super().__init__(material, declared)
-        texts = material.table[self.column].fill_null("")
-        self.vocabulary = StudentTokenizer(texts.take(material.parts.train).to_pylist(), declared.size, declared.tokens)
-        self._tokens, self._lengths = self.vocabulary.read(texts.to_pylist())
-        self._texts = texts
-        self.max_sizes = {"P": declared.tokens}
+        self._read_texts()
+        self.output = self._answer.name
         self.pipeline = None if isinstance(declared.predicts, Number) else "text-classification"
 
     def teacher(self) -> UserTeacher:
@@ -75,81 +199,37 @@ class TextTask(LabelTask):
 
     def student(self) -> nn.Module:
         answer = self._kind.answer()
-        where = f"{self.material.declaration.where}: student"
-        return TextStudent(text_network(self.declared, self.vocabulary.size, answer.width, where), answer)
-
-    def line(self) -> str:
-        return f"student={self.declared.student!r}"
+        return self._started(TextStudent(self._network(answer.width), answer))
 
     def batch(self, rows: Tensor) -> Batch:
-        fed = self.feeds(rows.numpy())
-        return Batch(tuple(map(torch.from_numpy, fed.values())), self._kind.targets[rows])
-
-    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        cut = self._lengths[self.material.parts.test] > self.declared.tokens
-        return {**super().measures(quality), "texts_cut": float(cut.mean())}
-
-    def sliced(self, rows: Index) -> pa.Table:
-        """Return the number of tokens of each text, for slices."""
-        return pa.table({"tokens": self._lengths[rows]})
-
-    def model(self, student: nn.Module) -> ModelProto:
-        names = {"input_ids": ("N", "P"), "attention_mask": ("N", "P")}
-        example = {name: np.ones((2, min(8, self.declared.tokens)), np.int64) for name in names}
-        return export_network(self.network(student), example, names, [self._answer.name], self.max_sizes)
+        return Batch(self._inputs(rows), self._kind.targets[rows])
 
     def network(self, student: nn.Module) -> nn.Module:
         assert isinstance(student, TextStudent)  # noqa: S101 - created by `student`
         return TextNetwork(student).eval()
 
-    def feeds(self, rows: Index) -> Feeds:
-        return _fed(self._tokens[rows])
-
-    def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
-        return {self._answer.name: self.network(student)(*map(torch.from_numpy, feeds.values())).numpy()}
-
-    def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Return unusual texts, one per case and without padding, as on a device."""
-        tokens, _ = self.vocabulary.read(EDGES)
-        fed = [_fed(tokens[row : row + 1]) for row in range(len(EDGES))]
-        return [Case(feeds, self.expected(student, feeds)) for feeds in fed]
-
-    def shipped(self, _teacher: OutputCache) -> Mapping[str, tuple[bytes, str]]:
-        texts = [*self._texts.take(self.material.parts.test[: self.golden]).to_pylist(), *EDGES]
-        tokens, _ = self.vocabulary.read(texts)
-        pairs = [{"text": text, "input_ids": row[row != 0].tolist()} for text, row in zip(texts, tokens, strict=True)]
-        checks = json.dumps({"tokens": self.declared.tokens, "pairs": pairs}, ensure_ascii=False, indent=1)
-        return {
-            TOKENIZER: (self.vocabulary.file, "tokenizer in the format of the library tokenizers"),
-            CHECKS: (checks.encode() + b"\n", "texts and their expected tokens"),
-        }
-
     def content(self) -> str:
-        digest = hashlib.sha256(self.vocabulary.file)
-        for array in (self._tokens, self._kind.targets.numpy()):
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
-
-    def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - the same for all students
-        return {TOKENIZER: self.vocabulary.file}
+        return self._digest(self._kind.targets.numpy())
 
 
-def _column(material: Material, declared: Text) -> str:
+def text_columns(material: Material, declared: Text) -> tuple[str, ...]:
+    """Return the inputs that hold the texts; raise a ConfigurationError unless they are the student's only inputs."""
     names = [item.name for item in material.student_inputs]
     texts = [item.name for item in material.student_inputs if item.dtype == String]
     where = f"{material.declaration.where}: column"
     if declared.column is None and len(texts) != 1:
         found = f"the student's service has {len(texts)} Strings"
         raise ConfigurationError(where, [Problem("column", found, 'column="..." of ' + one_of(names))])
-    column = declared.column or texts[0]
-    if column not in texts:
-        raise ConfigurationError(where, [Problem("column", f"{column!r} is not a String of the student's service",
-                                                 one_of(texts))])  # fmt: skip
-    if others := [name for name in names if name != column]:
-        found = f"the student's service also has {', '.join(others)}"
-        raise ConfigurationError(where, [Problem("inputs", found, f"{column} alone: a Text reads nothing else")])
-    return column
+    columns = (declared.column,) if isinstance(declared.column, str) else tuple(declared.column or texts)
+    absent = [name for name in columns if name not in texts]
+    problems = [Problem("column", f"{name!r} is not a String of the student's service", one_of(texts))
+                for name in absent]  # fmt: skip
+    if not problems and (others := [name for name in names if name not in columns]):
+        found, only = f"the student's service also has {', '.join(others)}", " and ".join(columns)
+        problems = [Problem("inputs", found, f"{only} alone: a Text reads nothing else")]
+    if problems:
+        raise ConfigurationError(where, problems)
+    return columns
 
 
 def _fed(tokens: Array) -> dict[str, Any]:
