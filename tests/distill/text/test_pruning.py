@@ -102,7 +102,9 @@ def test_more_than_the_teacher_has_is_refused(declared: PrunedEncoder, message: 
 def test_other_architectures_and_longer_texts_are_refused() -> None:
     small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     of = RobertaModel(RobertaConfig(vocab_size=64, **small))
-    with pytest.raises(ConfigurationError, match=r"a RobertaModel with gelu; expected a BERT with gelu.*Use an Encoder"):
+    with pytest.raises(
+        ConfigurationError, match=r"a RobertaModel with gelu; expected a BERT with gelu.*Use an Encoder"
+    ):
         cut(of, PrunedEncoder(layers=(0,)))
     with pytest.raises(ConfigurationError, match="a BertModel with relu"):
         cut(teacher(hidden_act="relu"), PrunedEncoder(layers=(0,)))

@@ -62,9 +62,12 @@ class TextBase(Task):
         declared, train = self.declared, self.material.parts.train
         self._texts = {name: self.material.table[name].fill_null("") for name in self.columns}
         if isinstance(declared.student, PrunedEncoder):
+            theirs = self._pretrained.tokenizer
+            if theirs.pad_token_id != 0:
+                problem = Problem("tokenizer", f"pads with token {theirs.pad_token_id}", "0, to prune its model")
+                raise ConfigurationError(self._pretrained.where, [problem])
             # A copy, since the teacher truncates texts at another length.
-            tokenizer = copy.deepcopy(self._pretrained.tokenizer.backend_tokenizer)
-            self.vocabulary = TextTokenizer(tokenizer, declared.tokens)
+            self.vocabulary = TextTokenizer(copy.deepcopy(theirs.backend_tokenizer), declared.tokens)
         else:
             words = (text for texts in self._texts.values() for text in texts.take(train).to_pylist())
             size = declared.vocabulary if isinstance(declared.student, str) else declared.student.vocabulary
@@ -105,7 +108,7 @@ class TextBase(Task):
             try:
                 student.load_state_dict(load_file(self.material.root / start))
             except (OSError, RuntimeError, SafetensorError) as error:
-                problem = Problem(start, str(error), "the weights of a student of this shape")
+                problem = Problem(start, " ".join(str(error).split())[:300], "weights of a student of this shape")
                 raise ConfigurationError(f"{self._where}: start", [problem]) from error
         return student
 
