@@ -17,6 +17,7 @@ from isthmus import (
     Causal,
     Classes,
     Distillation,
+    Embedding,
     Encoder,
     Entity,
     Expect,
@@ -30,6 +31,7 @@ from isthmus import (
     Monitor,
     Onnx,
     Pretrained,
+    PrunedEncoder,
     Rank,
     RequestSource,
     RequestTransform,
@@ -107,7 +109,9 @@ PARTS: dict[Any, dict[str, Any]] = {
     Pretrained: {"source": "large", "column": None, "classes": None, "revision": None, "tokens": None},
     Text: {"teacher": "fraud:booster", "predicts": Classes(), "column": None, "student": Bag(), "vocabulary": 8000,
            "tokens": 128, "dropout": 0.1, "temperature": 2.0, "soft_weight": 0.7, "calibration": None, "weight": None,
-           "class_weight": None},
+           "class_weight": None, "start": None},
+    Embedding: {"pooling": "mean", "index": 0},
+    PrunedEncoder: {"layers": (0, 2), "heads": None, "inner": None, "rank": None, "vocabulary": None},
     Bag: {"vocabulary": 10_000, "width": 48},
     Encoder: {"layers": 2, "width": 128, "heads": 4, "inner": 256, "rank": None, "vocabulary": 8000},
     Causal: {"prompt": 8},
@@ -129,9 +133,11 @@ def _declared(value: Any, kind: Any) -> list[Any]:
     if kind in (transform, spine, request_transform):
         return [view, value(orders)] if kind is not transform else [value(orders)]
     teachers = (TeacherFunction, Pretrained, Onnx, TeacherOutputs)
-    if kind in (Tabular, Causal, Text, Bag, Encoder, Rank, Lora, *teachers):
+    if kind in (Tabular, Causal, Text, Bag, Embedding, Encoder, PrunedEncoder, Rank, Lora, *teachers):
         task = {Rank: lambda: Tabular(label=value), Lora: lambda: Causal(lora=value)}
         task |= dict.fromkeys((Bag, Encoder), lambda: Text(teacher="fraud:booster", student=value))
+        task[PrunedEncoder] = lambda: Text(teacher=Pretrained("large"), student=value)
+        task[Embedding] = lambda: Text(teacher=Pretrained("large"), predicts=value)
         task |= dict.fromkeys(teachers, lambda: Tabular(teacher=[value, (value, 2.0)]))
         task_of: Callable[[], Any] = task.get(kind, lambda: value)
         return [view, Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE, task=task_of())]
