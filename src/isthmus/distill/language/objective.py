@@ -16,7 +16,7 @@ else:
 
 def objective_problems(declared: "Tabular | Text", where: str) -> list[Problem]:
     """Return a problem for each invalid term of `objective`. Call it only if label and teacher are valid."""
-    if declared.objective is None:
+    if declared.objective is None or declared.label is None:
         return []
     from isthmus.distill.losses.objective import Term, named_terms
 

@@ -24,8 +24,8 @@ WAIT_SECONDS = 5.0
 while the client does not read its answer."""
 
 IDLE_SECONDS = 75
-"""Seconds after an answer before an idle connection is closed. Clients and load balancers reuse connections for a shorter
-time (httpx 5 s, AWS 60 s), so that none sends a request just as the server closes."""
+"""Seconds after an answer before an idle connection is closed. Clients and load balancers reuse connections for a
+shorter time (httpx 5 s, AWS 60 s), so that none sends a request just as the server closes."""
 
 ACKNOWLEDGED = 1 << 16
 """Bytes of an answer that the client must acknowledge within `WAIT_SECONDS`, unless less is left."""
