@@ -7,6 +7,7 @@ import pytest
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.features.profiles import ServingProfile
+from isthmus.features.progress import Progress, silent
 from isthmus.package.manifest import DeviceManifest, KeptView
 from tests.distill.support import material, run, training_set
 
@@ -33,10 +34,11 @@ def exported(table: pa.Table, trained: DistillationReport, tmp_path_factory: pyt
 
 
 def make_package(
-    model: Path, table: pa.Table, packages: Path, profile: ServingProfile = SERVING, **changes: Any
-) -> ExportReport:
+    model: Path, table: pa.Table, packages: Path, profile: ServingProfile = SERVING,
+    progress: Progress = silent, **changes: Any,
+) -> ExportReport:  # fmt: skip
     """Of a student that lies where `run` put it."""
     return export(
         material(table, **changes), model, packages, contract={"views": {}}, profile=profile,
-        cache=model.parents[1] / "cache", device=DEVICE,
+        cache=model.parents[1] / "cache", device=DEVICE, progress=progress,
     )  # fmt: skip

@@ -99,8 +99,8 @@ class ServingProfile:
 
     Attributes:
         precision: variant of the package to deploy. "w8" stores weights in 8 bits and "fp16" in 16, and both compute in
-            float32. "fastest" is the fastest variant at export; "smallest" is the first of int8, w8, fp16 and fp32 that
-            passes the checks of `export`.
+            float32. "mixed" is w8 for layers with outliers, int8 for all others. "fastest" is the fastest variant at
+            export; "smallest" is the first of int8, mixed, w8, fp16 and fp32 that passes the checks of `export`.
         threads: CPU threads per prediction.
         latency_objective_ms: upper limit, in milliseconds, for the p99 of single-row predictions at `export`; also of
             API responses, for `give_way`, unless `[server]` has its own.
@@ -117,7 +117,7 @@ class ServingProfile:
     """
 
     runtime: Literal["onnxruntime"] = "onnxruntime"
-    precision: Literal["fp32", "fp16", "w8", "int8", "int4", "fastest", "smallest"] = "int8"
+    precision: Literal["fp32", "fp16", "w8", "mixed", "int8", "int4", "fastest", "smallest"] = "int8"
     threads: _Count = 1
     latency_objective_ms: Annotated[float, Gt(0)] = OBJECTIVE_MS
     memory_mb: _Count = 64

@@ -42,10 +42,11 @@ Format = Literal["onnx", "ort", "pte", "tflite", "mlpackage"]
 WHOLE: tuple[Format, ...] = ("onnx", "ort")
 """Formats of ONNX Runtime, which can run the whole graph."""
 
-Precision = Literal["fp32", "fp16", "w8", "int8", "int4"]
+Precision = Literal["fp32", "fp16", "w8", "mixed", "int8", "int4"]
 """Precision of a model file; int4 is for models that generate text only.
 
-The files of w8 (8 bits) and fp16 (16 bits) are compressed: they store smaller weights, and compute in float32.
+The files of w8 (8 bits) and fp16 (16 bits) are compressed: they store smaller weights, and compute in float32. In a
+mixed file, layers with outliers are like those of w8, and all others like those of int8.
 """
 
 Element = Literal["bool", "uint8", "int32", "int64", "float", "double", "string"]
@@ -92,6 +93,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         most: maximum of each named dimension that has one.
         core: True if it computes only the numeric core, and takes the manifest's `core`.
         padded: named dimensions that always have their maximum size; inputs are padded with zeros.
+        rounding: largest difference between its outputs on two processors, if that exceeds the manifest's.
     """
 
     file: str
@@ -105,6 +107,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     most: dict[str, int] = {}
     core: bool = False
     padded: tuple[str, ...] = ()
+    rounding: float = 0.0
 
 
 class KeptView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -310,6 +313,8 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
     if bool(manifest.core) != any(variant.core for variant in manifest.variants):
         yield f"has {'' if manifest.core else 'no '}inputs of a core", "inputs and model files of it, or neither"
     for variant in manifest.variants:
+        if not 0 <= variant.rounding < math.inf:
+            yield f"{variant.file} has a rounding of {variant.rounding}", "a finite number, 0 or above"
         if variant.core and variant.format in WHOLE:
             yield f"{variant.file} is a core in {variant.format} format", "a model of all that the graph does"
         named = {size for tensor in manifest.fed(variant) for size in tensor.shape if isinstance(size, str)}

@@ -52,6 +52,7 @@ from isthmus.package.clients import CLIENTS, FOLDER, sources
 from isthmus.package.golden import TensorBytes, read_golden
 from isthmus.package.inputs import Feeds, feeds
 from isthmus.package.manifest import open_package, package_digest, read_package
+from isthmus.package.replay import require_reproduced
 from isthmus.package.verdict import FeatureVerdict
 from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
 from isthmus.transforms.preparation.steps import Embed, described
@@ -416,6 +417,10 @@ def test_the_first_precision_within_its_tolerance_is_the_smallest(
     assert ([*whole.left_out], [*whole.bytes]) == (["int8"], ["fp32"])
     assert report.served.precision == "w8"
     assert re.match(r"model\.int8\.onnx: .* answers .* where the student in torch answers", report.left_out["int8"])
+    for coarser in ("int8", "mixed"):
+        apart = re.search(r" ([\d.]+) apart; expected at most 0\.02, tolerance", report.left_out[coarser])
+        assert apart is not None
+        assert float(apart[1]) > 0.02
     assert report.left_out["fp16"] == "model.fp16: not needed: w8 passes and comes first"
     assert list(report.bytes) == ["fp32", "w8"]
     package = open_package(report.path)
@@ -434,13 +439,35 @@ def test_the_first_precision_within_its_tolerance_is_the_smallest(
     assert whole.bytes["fp32"] > half.bytes["fp16"] > report.bytes["w8"]
 
 
+def test_a_mixed_file_may_differ_between_processors_by_its_tolerance(table: pa.Table, tmp_path: Path) -> None:
+    declared = {**OUTLIERS, "task": "tests.distill.kinds:Mixed"}
+    model = run(tmp_path, table, **declared)
+    told = list[str]()
+    report = make_package(model.path, table, tmp_path, replace(SERVING, precision="smallest"),
+                          progress=lambda text, _: told.append(text), **declared)  # fmt: skip
+    assert (report.served.precision, [*report.bytes]) == ("mixed", ["fp32", "mixed"])
+    assert report.left_out.keys() == {"int8", "w8", "fp16"}
+    assert report.left_out["w8"] == "model.w8: not needed: mixed passes and comes first"
+    assert {f"no {name}: {why}" for name, why in report.left_out.items()} < {*told}
+    package = open_package(report.path)
+    golden, variants = read_golden(package), package.manifest.variants
+    assert [(variant.precision, variant.rounding) for variant in variants] == 2 * [("fp32", 0)] + 2 * [("mixed", 2.0)]
+    mixed = variants[-1]
+    outputs = [{name: tensor.array for name, tensor in case.outputs[mixed.file].items()} for case in golden.cases]
+    moved = [{name: array + np.float32(1.5) for name, array in each.items()} for each in outputs]
+    assert require_reproduced(golden, package.manifest, mixed, moved) == pytest.approx(1.5, abs=1e-3)
+    far = [{name: array + np.float32(3) for name, array in each.items()} for each in outputs]
+    with pytest.raises(PackageError, match=r"differences of at most 2"):
+        require_reproduced(golden, package.manifest, mixed, far)
+
+
 def test_a_precision_that_saves_nothing_is_left_out(
     coarse: DistillationReport, exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
 ) -> None:
-    small = {"task": "tests.distill.kinds:Coarse", "seeds": 1, "epochs": 1}
+    small: dict[str, Any] = {"task": "tests.distill.kinds:Coarse", "seeds": 1, "epochs": 1}
     report = make_package(coarse.path, table, tmp_path, replace(SERVING, precision="smallest"), **small)
     assert report.served.precision == "fp32"
-    assert report.left_out.keys() == {"int8", "w8", "fp16"}
+    assert report.left_out.keys() == {"int8", "mixed", "w8", "fp16"}
     assert re.match(r"model\.w8\.ort: has [\d,]+ bytes; expected fewer than the [\d,]+ of fp32", report.left_out["w8"])
     with pytest.raises(GateFailed, match=r"model\.fp16\.ort: has .* bytes.* Serve fp32"):
         make_package(coarse.path, table, tmp_path, replace(SERVING, precision="fp16"), **small)

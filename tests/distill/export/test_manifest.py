@@ -89,6 +89,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "input distance has type Float16",
     ),
     "classes of nothing": (lambda p: rewrite(p, "manifest.json", scalar), "names 2 classes; expected one output"),
+    "no rounding": (
+        lambda p: rewrite(
+            p, "manifest.json", lambda d: d.replace(b'"format": "onnx"', b'"format": "onnx", "rounding": -1')
+        ),
+        r"model\.fp32\.onnx has a rounding of -1\.0; expected a finite number, 0 or above",
+    ),
     "model resigned": (lambda p: rewrite(p, "model.int8.ort", lambda d: d[:-1]), r"manifest\.json: model\.int8\.ort"),
 }
 

@@ -5,9 +5,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from isthmus.distill.onnx.quantize import compress_weights
+from isthmus.distill.onnx.quantize import OUTLIERS, compress_weights, quantize, quantize_mixed
 from isthmus.distill.onnx.runtime import ask, oldest_runtime, ort_format, session
 from isthmus.distill.types import Array
+from isthmus.features.errors import ConfigurationError
 from isthmus.package.inputs import Feeds
 
 OPERATORS = ("Conv", "Gather", "Gemm", "MatMul")
@@ -143,3 +144,90 @@ def test_a_weight_that_a_branch_reads_too_is_kept() -> None:
     source.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [64, 96]))
     outputs = ask(session(compress_weights(source, "w8", OPERATORS), 1), FEEDS)
     np.testing.assert_array_equal(outputs["z"], WEIGHTS["up"].astype(np.float32))
+
+
+LAYERS, SPIKED = 13, (4, 9, 11)
+
+
+def deep() -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Thirteen layers and their weights; one input of each layer in `SPIKED` is at times larger than all others."""
+    draw = np.random.default_rng(9)
+    weights = {f"w{layer}": (draw.normal(size=(72, 72)) / 6).astype(np.float32) for layer in range(LAYERS)}
+    constants = {**weights, "nine": np.array(9, np.float32)}
+    constants |= {f"spike{layer}": np.eye(1, 72, dtype=np.float32)[0] * size
+                  for layer, size in zip(SPIKED, (50, 400, 200), strict=True)}  # fmt: skip
+    nodes = []
+    for layer in range(LAYERS):
+        fed = f"x{layer}"
+        if layer in SPIKED:
+            nodes += [
+                helper.make_node("Pow", [fed, "nine"], [f"power{layer}"]),
+                helper.make_node("Mul", [f"power{layer}", f"spike{layer}"], [f"unit{layer}"]),
+                helper.make_node("Add", [fed, f"unit{layer}"], [f"spiked{layer}"]),
+            ]
+            fed = f"spiked{layer}"
+        nodes.append(helper.make_node("MatMul", [fed, f"w{layer}"], [f"y{layer}"]))
+        nodes.append(helper.make_node("Tanh", [f"y{layer}"], [f"x{layer + 1}"]))
+    nodes[-1].output[0] = "y"
+    graph = helper.make_graph(
+        nodes, "deep", [helper.make_tensor_value_info("x0", TensorProto.FLOAT, ["N", 72])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 72])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), weights
+
+
+def widths(weights: dict[str, Array], x: Array) -> list[float]:
+    """The oracle: the range of each layer's inputs, with 0, over their root mean square."""
+    found = []
+    for layer in range(LAYERS):
+        if layer in SPIKED:
+            x = x + np.eye(1, 72) * dict(zip(SPIKED, (50, 400, 200), strict=True))[layer] * x**9
+        found.append((max(x.max(), 0) - min(x.min(), 0)) / np.sqrt((x**2).mean()))
+        x = np.tanh(x @ weights[f"w{layer}"])
+    return found
+
+
+ROWS = DRAW.normal(size=(300, 72)).astype(np.float32)
+CALIBRATION = [{"x0": ROWS[:100]}, {"x0": ROWS[100:]}, {"x0": ROWS[:0]}]
+
+
+def test_layers_with_the_worst_outliers_only_get_smaller_weights() -> None:
+    source, weights = deep()
+    measured = widths(weights, ROWS)
+    # Two of thirteen layers may be spared; the others are rounded although the inputs of one have outliers.
+    worst = sorted(range(LAYERS), key=lambda layer: -measured[layer])
+    assert {*worst[:3]} == {*SPIKED}
+    assert measured[worst[2]] > OUTLIERS > measured[worst[3]]
+    mixed = quantize_mixed(source, CALIBRATION, OPERATORS)
+    nodes = {tensor: node for node in onnx.load_model_from_string(mixed).graph.node for tensor in node.input}
+    assert {name for name in weights if nodes.get(f"{name}/1/whole") is not None} == {f"w{n}" for n in worst[:2]}
+    assert quantize_mixed(source, CALIBRATION, OPERATORS) == mixed
+
+
+def test_mixed_precision_is_closer_than_int8_and_nearly_as_small() -> None:
+    source, _ = deep()
+    feeds = {"x0": DRAW.normal(size=(40, 72)).astype(np.float32)}
+    mixed, whole = quantize_mixed(source, CALIBRATION, OPERATORS), source.SerializeToString()
+    expected = answers(whole, feeds)
+    files = {"int8": quantize(source, CALIBRATION[:2], OPERATORS), "mixed": mixed}
+    far = {name: np.abs(answers(content, feeds) - expected).mean() for name, content in files.items()}
+    assert 0 < far["mixed"] < 0.7 * far["int8"]
+    packed = ort_format(mixed, compressed=True)
+    assert len(packed) < 0.4 * len(ort_format(whole))
+    np.testing.assert_allclose(answers(packed, feeds), answers(mixed, feeds), atol=far["int8"])
+    alone = [answers(packed, {"x0": feeds["x0"][row : row + 1]})[0] for row in range(40)]
+    np.testing.assert_allclose(alone, answers(packed, feeds), atol=1e-5)
+
+
+def test_a_graph_of_tables_alone_has_nothing_to_mix() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["y"])], "table",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 64])],
+        [numpy_helper.from_array(WEIGHTS["table"].astype(np.float32), "table")],
+    )  # fmt: skip
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    assert quantize_mixed(source, [], ("Gather",)) == quantize(source, [], ("Gather",))
+    with pytest.raises(ConfigurationError, match="an operator that the student's graph has"):
+        quantize_mixed(source, [], ("Conv",))

@@ -218,6 +218,13 @@ def test_limits_are_told() -> None:
     assert '<span class="good">passed</span>' in page(report())
 
 
+def test_a_precision_that_was_left_out_is_told_with_its_reason() -> None:
+    changed = report()
+    why = "model.int8.onnx: row 3, output p: answers 0.2 where the student in torch answers 0.272, 0.072 apart"
+    changed["serving"]["left_out"] = {"int8": why}
+    assert f"The package has no int8: {why}" in model_card(changed)
+
+
 MARKS = [
     "&amp;",
     "&#33;",

@@ -9,8 +9,9 @@ import msgspec
 
 from isthmus.distill.evaluation.metrics import interleaved, throughput
 from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference
+from isthmus.distill.export.conversion import OPTIONAL
 from isthmus.distill.gates import Gate, check_figures, require_passed
-from isthmus.distill.onnx.quantize import COMPRESSED
+from isthmus.distill.onnx.quantize import MIXED
 from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, GateFailed, ParityFailed, Problem
@@ -26,8 +27,8 @@ class Accepted(NamedTuple):
     outputs: list[dict[str, Array]]
 
 
-LADDER = ("int4", "int8", *COMPRESSED, "fp32")
-"""Precisions in the order in which "smallest" tries them."""
+LADDER = ("int4", "int8", *OPTIONAL, "fp32")
+"""Precisions in the order in which "smallest" tries them: integer layers are faster, then fewer bytes come first."""
 
 SLOWER = 1.1
 """Ratio of two medians from which one counts as slower."""
@@ -74,6 +75,8 @@ def accept(
         quality=finite(quality),
         most=dict(max_sizes or {}),
         core=core,
+        # A number that another processor rounds differently may tip an INT8 input over, which later layers multiply.
+        rounding=limits.largest(precision) if precision == MIXED else 0.0,
     )
     return Accepted(variant, model, outputs)
 
@@ -113,13 +116,13 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def exported_precisions(tolerances: Mapping[str, float], profile: ServingProfile) -> list[str]:
-    """Return the precisions that export tries: those with a tolerance, and the compressed ones that `profile` needs.
+    """Return the precisions that export tries: those with a tolerance, and the optional ones that `profile` needs.
 
-    A compressed precision without its own tolerance has the tolerance of int8.
+    An optional precision without its own tolerance has the tolerance of int8.
     """
-    needed = [name for name in COMPRESSED if "int8" in tolerances and profile.precision in (name, SMALLEST)]
-    compressed = [name for name in COMPRESSED if name in tolerances or name in needed]
-    return [*(name for name in tolerances if name not in COMPRESSED), *compressed]
+    needed = [name for name in OPTIONAL if "int8" in tolerances and profile.precision in (name, SMALLEST)]
+    optional = [name for name in OPTIONAL if name in tolerances or name in needed]
+    return [*(name for name in tolerances if name not in OPTIONAL), *optional]
 
 
 def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> list[str]:
@@ -139,7 +142,7 @@ def served_models(models: Mapping[str, bytes], allowed: Sequence[str], profile: 
 
 def require_smaller(precision: str, models: Mapping[str, bytes], profile: ServingProfile) -> None:
     """Raise GateFailed if a file that should save space is not smaller than fp32. `models` is by file name."""
-    if precision not in (COMPRESSED if profile.precision != SMALLEST else ("int8", *COMPRESSED)):
+    if precision not in (OPTIONAL if profile.precision != SMALLEST else ("int8", *OPTIONAL)):
         return
     size, whole = (len(models[f"{MODEL}.{name}.ort"]) for name in (precision, "fp32"))
     if size >= whole:

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 
 import onnx
 
-from isthmus.distill.onnx.quantize import COMPRESSED, compress_weights, quantize
+from isthmus.distill.onnx.quantize import COMPRESSED, MIXED, compress_weights, quantize, quantize_mixed
+from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.tasks.task import Case, Task
 from isthmus.distill.types import evenly_spaced, in_batches
+
+OPTIONAL = (MIXED, *COMPRESSED)
+"""Precisions that export makes only for a profile or a task that names them, by size. Their ORT files fold nothing."""
 
 CALIBRATION_ROWS = 2048
 
@@ -24,4 +28,9 @@ def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequ
     count = min(CALIBRATION_ROWS, max(task.at_once, CALIBRATION_BYTES // max(1, size)))
     rows = train[evenly_spaced(len(train), count)]
     calibration = [task.feeds(batch) for batch in in_batches(rows, task.at_once)]
-    return quantize(model, [*calibration, *(case.feeds for case in edges)], task.quantized)
+    convert = quantize_mixed if precision == MIXED else quantize
+    return convert(model, [*calibration, *(case.feeds for case in edges)], task.quantized)
+
+
+def in_ort_format(model: bytes, precision: str) -> bytes:
+    return ort_format(model, compressed=precision in OPTIONAL)

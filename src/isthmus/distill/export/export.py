@@ -27,10 +27,9 @@ from isthmus.distill.export.acceptance import (
 )
 from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference, sample_cases
 from isthmus.distill.export.causal import ModelOrigin, TextFiles
-from isthmus.distill.export.conversion import in_precision
+from isthmus.distill.export.conversion import OPTIONAL, in_ort_format, in_precision
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
-from isthmus.distill.onnx.quantize import COMPRESSED
-from isthmus.distill.onnx.runtime import Run, ort_format, tensor_info
+from isthmus.distill.onnx.runtime import Run, tensor_info
 from isthmus.distill.restore import REPORT, Restored, restore, same_training
 from isthmus.distill.runtimes.conversions import INTERPRETED, conversions_for, require_runtimes
 from isthmus.distill.runtimes.network import Portable, portable_part, run_program
@@ -235,12 +234,10 @@ class _Files:
         self.core: tuple[TensorInfo, ...] = ()
         self.head: bytes | None = None
         task, student = trained.task, trained.student
-        golden, edges, graph = task.cases(student), task.edges(student), student_graph(task, student)
+        golden, graph = task.cases(student), student_graph(task, student)
+        self._model = partial(in_precision, task, graph, edges=task.edges(student))
         self.models: dict[str, bytes] = {}
-        for precision in ("fp32", "int8", *(name for name in COMPRESSED if name in self.precisions)):
-            model = in_precision(task, graph, precision, edges)
-            ort = ort_format(model, compressed=precision in COMPRESSED)
-            self.models |= {f"model.{precision}.onnx": model, f"model.{precision}.ort": ort}
+        self._convert("fp32")
         progress("converted", 0.3)
         test, everything = task.material.parts.test, np.arange(task.material.table.num_rows)
         teacher, _ = complete_outputs(task, task.teacher(), everything, cache, silent)
@@ -250,6 +247,10 @@ class _Files:
         self.inputs, self.outputs = (tuple(map(tensor_info, values)) for values in (tensors.input, tensors.output))
         self.extra = task.shipped(teacher)
 
+    def _convert(self, precision: str) -> None:
+        model = self._model(precision)
+        self.models |= {f"model.{precision}.onnx": model, f"model.{precision}.ort": in_ort_format(model, precision)}
+
     def accept_models(self) -> None:
         limits = self.reference.task.max_sizes
         named = {size for tensor in self.inputs for size in tensor.shape if isinstance(size, str)}
@@ -257,7 +258,10 @@ class _Files:
         for precision in self.precisions:
             passed: list[Accepted] = []
             try:
-                self._require_useful(precision)
+                self._require_needed(precision)
+                if precision != "fp32":
+                    self._convert(precision)
+                require_smaller(precision, self.models, self.profile)
                 for file, model in self.models.items():
                     if file.split(".")[1] == precision:
                         run = Candidate(model, self.profile.threads).run
@@ -268,16 +272,16 @@ class _Files:
                 if wrong or precision == self.profile.precision:
                     raise
                 self.left_out[precision] = error
+                self.progress(f"no {precision}: {error}", 0.3 + 0.1 * len(self.accepted))
             else:
                 self.accepted += passed
                 self.progress(f"compared {precision}", 0.3 + 0.1 * len(self.accepted))
         if not self.accepted:
             raise next(iter(self.left_out.values()))
 
-    def _require_useful(self, precision: str) -> None:
-        require_smaller(precision, self.models, self.profile)
+    def _require_needed(self, precision: str) -> None:
         smaller = [file.variant.precision for file in self.accepted if file.variant.precision != "fp32"]
-        if self.profile.precision == SMALLEST and precision in COMPRESSED and smaller:
+        if self.profile.precision == SMALLEST and precision in OPTIONAL and smaller:
             raise GateFailed(f"{MODEL}.{precision}", f"not needed: {smaller[0]} passes and comes first")
 
     def accept_programs(self) -> None:

@@ -73,7 +73,7 @@ def limits(report: Report) -> list[str]:
     if report.boundaries:
         sentences.append(f"The test rows begin at {report.boundaries[-1]}; quality at other times is unknown.")
     if report.serving is None:
-        sentences.append("The serving cost has not been measured yet.")
-    elif report.serving.host:
+        return [*sentences, "The serving cost has not been measured yet."]
+    if report.serving.host:
         sentences.append(f"Latencies were measured on a host ({report.serving.host}), not on a device.")
-    return sentences
+    return [*sentences, *(f"The package has no {name}: {why}" for name, why in report.serving.left_out.items())]

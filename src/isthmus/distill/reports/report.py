@@ -90,6 +90,8 @@ class TrainingHalf(msgspec.Struct, frozen=True):
 
 
 class ServingHalf(msgspec.Struct, frozen=True):
+    """The cost of serving a student. `left_out` has the reason why each precision or file is not in the package."""
+
     runtime: str | None = None
     precision: str | None = None
     threads: int | None = None
@@ -100,6 +102,7 @@ class ServingHalf(msgspec.Struct, frozen=True):
     load_ms: float | None = None
     host: str | None = None
     device: str = "cpu"
+    left_out: dict[str, str] = {}
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,9 +19,7 @@ from torch import nn
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.export.acceptance import finite
 from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference, sample_cases
-from isthmus.distill.export.conversion import in_precision
-from isthmus.distill.onnx.quantize import COMPRESSED
-from isthmus.distill.onnx.runtime import ort_format
+from isthmus.distill.export.conversion import in_ort_format, in_precision
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.restore import legacy_origins, provenance
 from isthmus.distill.search.trials import Budget, SearchTrial
@@ -155,7 +153,7 @@ class Bench:
         with torch.no_grad():
             graph = in_precision(task, student_graph(task, student), precision, task.edges(student))
         candidate, row = (
-            Candidate(ort_format(graph, compressed=precision in COMPRESSED), self.profile.threads),
+            Candidate(in_ort_format(graph, precision), self.profile.threads),
             task.feeds(self._validation[:1]),
         )
         call = candidate.call(row)

@@ -20,7 +20,10 @@ SEARCH = "search.html"
 
 
 def write_serving(exported: "ExportReport") -> None:
-    half = {**msgspec.structs.asdict(exported.served), "runtime": exported.runtime, "device": "cpu", "host": host()}
+    half = {
+        **msgspec.structs.asdict(exported.served), "runtime": exported.runtime, "device": "cpu", "host": host(),
+        "left_out": exported.left_out,
+    }  # fmt: skip
     write_atomically(serving_file(exported.path), json.dumps(half, indent=2).encode())
 
 

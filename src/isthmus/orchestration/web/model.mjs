@@ -55,7 +55,7 @@ export async function open(ort, read, { precision = null, contract = null, toler
   const opened = { manifest, variant, session, golden, file: checked };
   opened.worst = await difference(ort, opened);
   // Negated, so that NaN fails.
-  if (!(opened.worst <= (tolerance ?? manifest.rounding ?? 1e-5))) {
+  if (!(opened.worst <= (tolerance ?? Math.max(manifest.rounding ?? 1e-5, variant.rounding ?? 0)))) {
     throw new PackageError(`${variant.file}: answers differ from the recorded answers by ${opened.worst}`);
   }
   return opened;
