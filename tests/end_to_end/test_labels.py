@@ -32,6 +32,7 @@ from isthmus.package.manifest import open_package
 from tests.end_to_end.files import served
 from tests.orchestration.conftest import once
 from tests.orchestration.shop import Shop, learnable, with_device, with_moment, write
+from tests.orchestration.training.test_arrays import QUERY
 
 pytestmark = [pytest.mark.browser, pytest.mark.accept]
 
@@ -49,8 +50,23 @@ KINDS: dict[str, tuple[str, str, str, str, str]] = {
         "rmse",
         "value",
     ),
+    "vectors": ("hidden=(16,)", "Int64", '"late"', "auc", "probability"),
     "rank": ('label=Rank(within="event_timestamp", at=5)', "Int64", GRADES, "ndcg", "score"),
 }
+
+
+SHAPE = 'F.when(F.col("cents") % 9 > 0, F.array(*(F.sin(F.col("cents") * n).cast("float") for n in (1, 2, 3))))'
+
+
+def with_vectors(shop: Shop) -> Shop:
+    """The shop with arrays as inputs of both models: of stored features and of the request, some of them null."""
+    distance = 'Field("distance", Float32, "device")'
+    shop.replace(distance, f'{distance}, Field("shape", Array(Float32), "device", size=3)')
+    distance = 'F.col("distance").cast("float")).alias("distance"),\n'
+    shop.replace(distance, f'{distance}        {SHAPE}.alias("shape"),\n')
+    shop.replace('Field("weight", Float64)],', 'Field("weight", Float64), Field("query", Array(Float32), size=4)],')
+    shop.replace('        "weight",\n        "late",\n', f'        "weight",\n{QUERY}        "late",\n')
+    return shop
 
 
 def shop_of(root: Path, kind: str) -> Shop:
@@ -61,6 +77,8 @@ def shop_of(root: Path, kind: str) -> Shop:
     shop = with_device(learnable(with_moment(write(root))))
     shop.replace("F.coalesce(shelf_demand__sold_1d, F.lit(1))", "(hour - 25)")
     task, dtype, column, *_ = KINDS[kind]
+    if kind == "vectors":
+        return with_vectors(shop)
     shop.replace(
         "    Tabular,\n", "    Tabular,\n    Classes,\n    Isotonic,\n    Number,\n    Rank,\n    Temperature,\n"
     )
@@ -117,6 +135,10 @@ def test_a_label_of_each_kind_is_learned_verified_and_served(
     assert verdict.compared > 0
     deploy(project)
     row = {"hour": [17], "weight": [4.5], "store": ["s1"], "product": [3]}
+    if kind == "vectors":
+        row["query"] = [[0.5, -1.0, 2.0, 0.0]]
+        with pytest.raises(RequestError, match="an array of 3 elements"):
+            predicted(project, {**row, "query": [[0.5, -1.0, 2.0]]})
     answer = predicted(project, row)
     if kind == "classes":
         assert answer["predictions"][0] in answer["classes"] == ["early", "late", "on time"]

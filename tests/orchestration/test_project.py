@@ -231,10 +231,11 @@ def test_what_asks_for_a_session_before_there_is_one_is_told_how_not_to(shop: Sh
     assert "udf(function, DoubleType())" in problem
 
 
-def test_a_model_reads_neither_bytes_nor_arrays(shop: Shop) -> None:
+def test_a_model_reads_neither_bytes_nor_arrays_of_any_size(shop: Shop) -> None:
     shop.replace('customer_facts[["member", "born"]]', 'customer_facts[["member", "trips", "token"]]')
     assert problems(shop) == [
-        f"distillation late_order, teacher: reads customer_facts__{name}; expected numbers, times and Strings"
+        f"distillation late_order, teacher: reads customer_facts__{name}; expected numbers, times and Strings, "
+        "and for a Tabular Array(Float32) with a declared size"
         for name in ("trips, of type Array(Float64)", "token, of type Bytes")
     ]
 

@@ -18,7 +18,7 @@ from isthmus.distill.settings import TrainingSettings, failed_checks
 from isthmus.features.definition.failure import type_problems
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of
-from isthmus.features.types import DataType, String
+from isthmus.features.types import DataType, String, element_names
 from isthmus.transforms.preparation.steps import Embed, Encoding, Impute, Standardize, Step
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class _Input(Protocol):
     def name(self) -> str: ...
     @property
     def dtype(self) -> DataType: ...
+    @property
+    def size(self) -> int | None: ...
 
 
 class Plan(NamedTuple):
@@ -116,7 +118,8 @@ class Tabular:
             if item.dtype == String:
                 texts[item.name] = Embed() if declared is None or isinstance(declared, Sequence) else declared
             else:
-                numbers[item.name] = tuple(declared) if isinstance(declared, Sequence) else DEFAULT
+                steps = tuple(declared) if isinstance(declared, Sequence) else DEFAULT
+                numbers |= dict.fromkeys(element_names(item.name, item.size), steps)
         return Plan(numbers, texts)
 
     def preparation_problems(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from isthmus.distill.declaration import Distillation
+from isthmus.distill.declaration import Distillation, Tabular
 from isthmus.distill.language.causal import Causal
 from isthmus.features.contract.schema import SEPARATOR, Contract, optional_fields
 from isthmus.features.definition.spec import FeatureProjection, RequestSource, RequestTransform
 from isthmus.features.errors import Problem, did_you_mean, one_of
-from isthmus.features.types import INPUTS
+from isthmus.features.types import VECTOR, is_readable
 
 
 def input_problems(
@@ -23,10 +23,10 @@ def input_problems(
 def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]:
     return [
         Problem(f"distillation {distillation.name}, {role}", f"reads {column.name}, of type {column.dtype}",
-                "numbers, times and Strings")
+                f"numbers, times and Strings, and for a Tabular {VECTOR} with a declared size")
         for role, service in (("teacher", distillation.teacher), ("student", distillation.student))
         for column in contract.inputs(service.name)
-        if column.dtype not in INPUTS
+        if not is_readable(column.dtype, column.size if isinstance(distillation.task, Tabular) else None)
     ] + [
         Problem(f"distillation {distillation.name}, student",
                 f"reads request transform {transform.name}, which takes {column.name}, an Array",

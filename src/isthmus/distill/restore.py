@@ -225,7 +225,7 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
         # Leave this out without a device, so that those students keep their identity.
         **({} if device is None else {"ages": device.identity()}),
         "label": material.label,
-        "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],
+        "inputs": [[item.name, item.dtype.name, item.size][: 2 + bool(item.size)] for item in material.student_inputs],
         "split": [*declared.split, declared.split_by],
         **({"shape": dict(declared.shape)} if declared.shape else {}),
     }

@@ -21,7 +21,7 @@ class DataType:
 
     @property
     def tensor(self) -> str:
-        """ONNX element type of a model input of this type; empty for Bytes and arrays, which models cannot read."""
+        """ONNX element type of a model input of this type; empty for Bytes and arrays."""
         return _TENSORS.get(self.name, "")
 
 
@@ -45,7 +45,9 @@ Bytes = DataType("Bytes", None)
 
 SCALARS = (Bool, Int32, Int64, Float32, Float64, UnixTimestamp, String, Bytes)
 INPUTS = SCALARS[:-1]
-"""Types that a model can read: numbers, times and text, but neither Bytes nor arrays."""
+"""Types of one value that a model can read: numbers, times and text, but not Bytes."""
+VECTOR = Array(Float32)
+"""Type of an array that a model can read, as one number per element, if its size is declared."""
 KEY_TYPES = (Bool, Int32, Int64, UnixTimestamp, String, Bytes)
 TYPES: dict[str, DataType] = {t.name: t for t in (*SCALARS, *map(Array, SCALARS))}
 
@@ -57,3 +59,13 @@ _TENSORS = {
     "Bool": "bool", "Int32": "int32", "Int64": "int64", "Float32": "float", "Float64": "double",
     "UnixTimestamp": "int64", "String": "string",
 }  # fmt: skip
+
+
+def is_readable(dtype: DataType | None, size: int | None) -> bool:
+    """Return True if a model can read values of this type, of an array of `size` elements."""
+    return dtype in INPUTS if size is None else dtype == VECTOR and size >= 1
+
+
+def element_names(name: str, size: int | None) -> list[str]:
+    """Return the names of the numbers of a model input: its own, or NAME[0], NAME[1], … of an array."""
+    return [name] if size is None else [f"{name}[{place}]" for place in range(size)]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from isthmus.features.types import Bool, DataType, String
+from isthmus.features.types import Bool, String
 from isthmus.features.values.columns import Values, from_python
 from isthmus.package.checksums import GOLDEN, damage_error, require_unique_keys
 from isthmus.package.inputs import Feeds, ModelInput
@@ -93,7 +93,7 @@ class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     tensors: dict[str, TensorBytes]
     outputs: dict[str, dict[str, TensorBytes]]
-    rows: tuple[tuple[bool | int | float | str | None, ...], ...] = ()
+    rows: tuple[tuple[bool | int | float | str | tuple[float | str, ...] | None, ...], ...] = ()
     core: dict[str, TensorBytes] = {}
 
     @property
@@ -118,14 +118,17 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if item.dtype.name.startswith("Float"):
                 values = [float(value) if value in _WORDS else value for value in values]
             for value in values:
-                if value is not None and not _holds(item.dtype, value):
+                if value is not None and not _holds(item, value):
                     raise ValueError(f"input {item.name} is {value!r:.40}, which is not a valid {item.dtype}")
             with np.errstate(over="ignore"):  # the tensor is compared with the recorded tensor
                 columns[item.name] = from_python(values, item.dtype)
         return columns
 
 
-def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
+def _holds(item: ModelInput, value: Any) -> bool:
+    dtype = item.dtype
+    if item.size is not None:
+        return isinstance(value, tuple) and len(value) == item.size and {*map(type, value)} <= {float}
     if dtype in (String, Bool):
         return type(value) is (str if dtype == String else bool)
     if dtype.name.startswith("Float"):

@@ -5,7 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ import msgspec
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, PackageError, one_of
 from isthmus.features.request.layout import VALID, input_name
-from isthmus.features.types import INPUTS, TYPES
+from isthmus.features.types import INPUTS, TYPES, VECTOR, is_readable
 from isthmus.package.checksums import (
     CONTRACT,
     GOLDEN,
@@ -61,8 +61,10 @@ class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int | str, ...]
 
 
-class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A column that a graph of rows reads: `position` is its column in the tensor "numeric" or "categories".
+
+    An array fills `size` columns of "numeric" from `position`.
 
     For an input of a request transform, `position` is its row in a tensor of `request.layout`. Such inputs have the
     order of their rows in "given_valid".
@@ -72,14 +74,16 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     tensor: str
     position: int
+    size: int | None = None
 
 
 def tensor_positions(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    positions: defaultdict[str, count[int]] = defaultdict(count)
+    positions: defaultdict[str, int] = defaultdict(int)
     result = []
     for item in inputs:
         tensor = input_name(item.dtype.tensor) if item.row else "categories" if item.is_category else "numeric"
-        result.append(Input(item.name, item.dtype.name, tensor, next(positions[tensor])))
+        result.append(Input(item.name, item.dtype.name, tensor, positions[tensor], item.size))
+        positions[tensor] += item.size or 1
     return tuple(result)
 
 
@@ -183,7 +187,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         bools = any(tensor.name == input_name(VALID) and tensor.element == "bool" for tensor in self.tensors)
         truth: Truth = "bool" if bools else "uint8"
         return tuple(
-            ModelInput(item.name, TYPES[item.dtype], item.tensor.startswith(input_name("")), truth)
+            ModelInput(item.name, TYPES[item.dtype], item.tensor.startswith(input_name("")), truth, item.size)
             for item in self.inputs
         )
 
@@ -281,8 +285,9 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         if not name.isprintable() or len(name) > LONGEST:
             yield f"a name is {name[:_SHOWN]!r}", f"at most {LONGEST} printable characters"
     for item in manifest.inputs:
-        if TYPES.get(item.dtype) not in INPUTS:
-            yield f"input {item.name} has type {item.dtype}", "|".join(map(str, INPUTS))
+        if not is_readable(TYPES.get(item.dtype), item.size) or (item.size and item.tensor != "numeric"):
+            sized = "" if item.size is None else f" and size {item.size}, in {item.tensor}"
+            yield f"input {item.name} has type {item.dtype}{sized}", "|".join(map(str, (*INPUTS, VECTOR)))
     for item, place in zip(manifest.inputs, tensor_positions(manifest.model_inputs), strict=True):
         if item != place:
             yield f"input {item.name} is {item.tensor}[{item.position}]", f"{place.tensor}[{place.position}]"

@@ -316,8 +316,8 @@ REFUSED = {
         "features=[shelf_demand, basket], description", "features=[shelf_demand, basket, likeness], description",
         "distillation late_order, student: reads request transform likeness, which takes query, an Array",
     ),
-    "an array for a teacher": (
-        "basket, likeness],", "basket, likeness, taste],", "teacher: reads taste__embedding, of type Array(Float32)",
+    "an array of texts for a teacher": (
+        "basket, likeness],", "basket, likeness, taste],", "teacher: reads taste__words, of type Array(String)",
     ),
 }  # fmt: skip
 

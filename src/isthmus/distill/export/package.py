@@ -126,7 +126,11 @@ def _example(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, vi
     request = {name: value for name, value in row.items() if SEPARATOR not in name and name not in keys}
 
     def text(values: Mapping[str, Any], begin: str, between: str, end: str, null: str) -> str:
-        shown = [f"{_json(name)}{between}{null if value is None else _json(value)}" for name, value in values.items()]
+        literals = {name: null if value is None else _json(value) for name, value in values.items()}
+        if begin == "mapOf(":
+            arrays = [name for name, value in values.items() if isinstance(value, tuple)]
+            literals |= {name: f"listOf({literals[name][1:-1]})" for name in arrays}
+        shown = [f"{_json(name)}{between}{literal}" for name, literal in literals.items()]
         return begin + (", ".join(shown) or (":" if begin == "[" else "")) + end
 
     forms = {

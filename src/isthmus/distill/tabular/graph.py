@@ -83,8 +83,12 @@ def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput])
     """Return the content of `head.json`, which tells clients without ONNX Runtime how to prepare raw inputs.
 
     `request` has the request transforms in the student, and `inputs` are the raw inputs of its graph. Raise a
-    GateFailed if a request transform uses an operator whose results are not bitwise equal in every language.
+    GateFailed if an input is an array, or if a request transform uses an operator whose results are not bitwise equal
+    in every language.
     """
+    if arrays := [item.name for item in inputs if item.size is not None]:
+        raise GateFailed(HEAD, f"the student reads {arrays[0]}, an array", expected="numbers, times and Strings",
+                         remedy="run the files in ONNX or ORT format")  # fmt: skip
     model = head_graph(student, request)
     outputs = {tensor.name: tensor.element for tensor in core_tensors(student)}
     refused = REFUSED if any(output.name == REFUSED for output in model.graph.output) else None

@@ -30,7 +30,7 @@ from isthmus.distill.tabular.student import (
     core_tensors,
 )
 from isthmus.distill.tabular.teacher import Boosting
-from isthmus.distill.tabular.tensors import TabularTensors, columns, network_inputs, tensors
+from isthmus.distill.tabular.tensors import TabularTensors, columns, network_inputs, scalar_columns, tensors
 from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.task import Batch, Case, Core, Material
@@ -128,8 +128,8 @@ class TabularTask(LabelTask):
     def leaks(self) -> list[str]:
         material, train = self.material, self.labeled(self.material.parts.train)
         rows = train[evenly_spaced(len(train), 100_000)]
-        values = columns(material.table.take(rows), material.teacher_inputs)
-        values |= columns(material.student_table.take(rows), material.student_inputs)
+        values = scalar_columns(material.table.take(rows), material.teacher_inputs)
+        values |= scalar_columns(material.student_table.take(rows), material.student_inputs)
         return [f"{name} {leak}" for name, column in values.items() if (leak := self._kind.leak(column, rows))]
 
     def over(self, table: pa.Table, rows: Index) -> Self:
@@ -169,7 +169,7 @@ class TabularTask(LabelTask):
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
         material = self.material
-        extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
+        extremes = edges(self._raw(material.parts.train[:1]), self._fed)
         _, refused = material.request_inputs.complete(extremes)
         return [] if refused.all() else [self.raw_case(student, take(extremes, ~refused))]
 

@@ -12,7 +12,7 @@ from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
 from isthmus.features.values.arrow import ARROW, from_arrow
 from isthmus.features.values.columns import Values
-from isthmus.package.inputs import ModelInput, feeds
+from isthmus.package.inputs import ModelInput, elements, feeds
 
 VOCABULARY = 254
 """Maximum number of categories per column: histogram gradient boosting allows 255, including missing."""
@@ -34,6 +34,15 @@ def tensors(table: pa.Table, inputs: Sequence[ModelInput]) -> TabularTensors:
 
 def columns(table: pa.Table, inputs: Sequence[ModelInput]) -> dict[str, Values]:
     return {item.name: _column(table, item) for item in inputs}
+
+
+def scalar_columns(table: pa.Table, inputs: Sequence[ModelInput]) -> dict[str, Values]:
+    """Return the values of each input by name; for an array, of each of its elements."""
+    scalars: dict[str, Values] = {}
+    for item, values in zip(inputs, columns(table, inputs).values(), strict=True):
+        parts = [values.data] if item.size is None else elements(item, values).T
+        scalars |= {name: Values(part, values.valid) for name, part in zip(item.elements, parts, strict=True)}
+    return scalars
 
 
 def network_inputs(values: Mapping[str, Values], inputs: Sequence[ModelInput], count: int) -> TabularTensors:

@@ -28,13 +28,15 @@ _EDGES: dict[str, tuple[Any, Any]] = {
 """Extremes of each type: times span years with four digits, doubles the range of float32, the network's type."""
 
 
-def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
+def edges(row: Columns, inputs: Iterable[ModelInput]) -> dict[str, Values]:
     edge_rows = {}
-    for name, values in row.items():
-        dtype = types[name]
-        zero = {"String": "", "Bool": False}.get(dtype.name, 0)
-        last = UNSEEN if dtype.name == "String" else values.tolist(dtype)[0]
-        edge_rows[name] = from_python([None, zero, *_EDGES[dtype.name], last], dtype)
+    for item in inputs:
+        single = item.dtype.element or item.dtype
+        zero = {"String": "", "Bool": False}.get(single.name, 0)
+        last = UNSEEN if single.name == "String" else row[item.name].tolist(item.dtype)[0]
+        values: list[Any] = [zero, *_EDGES[single.name]]
+        values = values if item.size is None else [[value] * item.size for value in values]
+        edge_rows[item.name] = from_python([None, *values, last], item.dtype)
     return edge_rows
 
 
@@ -48,6 +50,9 @@ def plain(columns: Columns, inputs: Iterable[ModelInput]) -> list[tuple[Any, ...
 
 
 def _words(values: Values, dtype: DataType) -> list[Any]:
+    if (element := dtype.element) is not None:
+        arrays = (None if array is None else Values(array, np.ones(len(array), bool)) for array in values.data)
+        return [None if array is None else tuple(_words(array, element)) for array in arrays]
     if dtype.name == "Float32":
         # Use the fewest digits that float32 parses to the same number.
         short = np.array([float(str(value)) for value in values.data], np.float64)

@@ -31,7 +31,7 @@ from isthmus.distill.types import Answers, Array, Index, evenly_spaced, in_batch
 from isthmus.features.latency import Latency
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress, silent
-from isthmus.features.types import UnixTimestamp
+from isthmus.features.types import VECTOR, UnixTimestamp
 from isthmus.features.values.columns import Values
 from isthmus.package.inputs import Feeds, ModelInput
 from isthmus.package.manifest import ROUNDING, Variant
@@ -514,9 +514,9 @@ class Task(ABC):
     def sliced(self, rows: Index) -> pa.Table:
         """Return the columns by which the report groups test rows to find slices with low quality.
 
-        By default these are the student's inputs except times. `rows` has row numbers of the training set.
+        By default these are the student's inputs except times and arrays. `rows` has row numbers of the training set.
         """
-        inputs = [item.name for item in self.material.student_inputs if item.dtype != UnixTimestamp]
+        inputs = [item.name for item in self.material.student_inputs if item.dtype not in (UnixTimestamp, VECTOR)]
         return self.material.table.select(inputs).take(rows)
 
     def identities(self) -> Array:

@@ -123,7 +123,8 @@ def _student_remedy(project: Project, contract: Contract, artifacts: Artifacts) 
         return ""
     from isthmus.distill.restore import origins_of, task_class
 
-    inputs = [ModelInput(column.name, column.dtype) for column in contract.inputs(declared.student.name)]
+    columns = contract.inputs(declared.student.name)
+    inputs = [ModelInput(column.name, column.dtype, size=column.size) for column in columns]
     about = SimpleNamespace(
         declaration=declared, label=declared.spine.label.name, student_inputs=inputs,
         training_set=made_of["training_set"],

@@ -188,7 +188,7 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
 
 
 def _inputs(contract: Contract, service: str) -> list[ModelInput]:
-    return [ModelInput(column.name, column.dtype) for column in contract.inputs(service)]
+    return [ModelInput(column.name, column.dtype, size=column.size) for column in contract.inputs(service)]
 
 
 def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan, before: int) -> "Preparation":

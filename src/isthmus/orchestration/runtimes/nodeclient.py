@@ -109,14 +109,16 @@ def ask_device(node: NodeRunner, package: Package, questions: DeviceQuestions) -
     return DeviceReport({file: _together(manifest, runs) for file, runs in answered.files.items()}, core)
 
 
-def _rows(columns: Mapping[str, tuple[DataType, Values]]) -> list[dict[str, str | None]]:
+def _rows(columns: Mapping[str, tuple[DataType, Values]]) -> list[dict[str, Any]]:
     """Return each row by column name. Values are texts, because JavaScript numbers are doubles."""
     texts = [[_text(value) for value in values.tolist(dtype)] for dtype, values in columns.values()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*texts, strict=True)]
 
 
-def _text(value: Any) -> str | None:
+def _text(value: Any) -> Any:
     match value:
+        case list():
+            return [*map(_text, value)]
         case None | str():
             return value
         case bytes():

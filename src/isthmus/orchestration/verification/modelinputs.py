@@ -17,7 +17,7 @@ from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.request.layout import VALID, input_name
 from isthmus.features.types import Float32, String
 from isthmus.features.values.arrow import from_arrow
-from isthmus.features.values.columns import Values
+from isthmus.features.values.columns import Values, objects
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Client, TypedValues
@@ -138,6 +138,9 @@ def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedVal
         tensor = fed[place.tensor]
         if item.row:  # a request transform in the graph reads it with its own type
             tensors[item.name] = item.dtype, Values(tensor[place.position], next(masks))
+        elif item.size is not None:
+            arrays = objects([*tensor[:, place.position : place.position + item.size]], len(tensor))
+            tensors[item.name] = item.dtype, Values(arrays, np.ones(len(arrays), bool))
         else:
             data = tensor[:, place.position]
             tensors[item.name] = Float32 if item.is_number else String, Values(data, np.ones(len(data), bool))

@@ -15,7 +15,7 @@ ort.env.logLevel = "error";
 const read = (name) => readFileSync(new URL(name, import.meta.url));
 const { contract, precisions, types, rows, snapshots: names, owner, key, now, head } = JSON.parse(readFileSync(questions));
 const bytes = async (name) => new Uint8Array(read(name)).buffer;
-const value = (name, text) => (text === null ? null : (READ[types[name]] ?? BigInt)(text));
+const value = (name, text) => (text === null ? null : Array.isArray(text) ? text.map(Number) : (READ[types[name]] ?? BigInt)(text));
 const asked = rows.map((row) => Object.fromEntries(Object.entries(row).map(([name, text]) => [name, value(name, text)])));
 const memory = new Map();
 const store = { get: async (name) => memory.get(name) ?? null, put: async (name, data) => memory.set(name, data) };

@@ -96,9 +96,14 @@ function label({ name, dtype }) {
 }
 
 /** Return the value of a field. An empty field is null. */
-function read({ name, dtype }) {
+function read({ name, dtype, size }) {
   const text = input(name).value;
   if (text === "") return null;
+  if (size) {
+    const numbers = text.split(",").map((part) => (part.trim() ? Number(part) : NaN));
+    if (numbers.length !== size || numbers.some(Number.isNaN)) throw new Error(`${name}: ${text} is not ${size} numbers between commas`);
+    return numbers;
+  }
   if (dtype === "String") return text;
   if (dtype === "Bytes") return bytes(name, text);
   if (dtype === "Bool") {

@@ -90,12 +90,13 @@ export async function difference(ort, { session, golden, variant }) {
  */
 export function feeds(ort, manifest, rows) {
   const made = {};
-  const columns = (name) => manifest.inputs.filter((input) => input.tensor === name);
+  const elements = (input) => Array.from({ length: input.size }, (_, at) => ({ ...input, position: input.position + at, at }));
+  const columns = (name) => manifest.inputs.filter((input) => input.tensor === name).flatMap((input) => (input.size ? elements(input) : [input]));
   const numeric = columns("numeric");
   if (numeric.length) {
     const data = new Float32Array(rows.length * numeric.length);
-    rows.forEach((row, n) => numeric.forEach(({ name, position }) => {
-      data[n * numeric.length + position] = nearest(row[name] ?? NaN);
+    rows.forEach((row, n) => numeric.forEach(({ name, position, at }) => {
+      data[n * numeric.length + position] = nearest((at === undefined ? row[name] : row[name]?.[at]) ?? NaN);
     }));
     made.numeric = new ort.Tensor("float32", data, [rows.length, numeric.length]);
   }

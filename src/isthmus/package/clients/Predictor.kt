@@ -25,6 +25,7 @@ private class ModelInput(item: JSONObject) {
     val name: String = item.getString("name")
     val dtype: String = item.getString("dtype")
     val tensor: String = item.getString("tensor")
+    val size: Int = item.optInt("size")
 }
 
 /**
@@ -96,7 +97,7 @@ class Predictor(read: (String) -> ByteArray, private val api: String? = null, pr
         require(missing.isEmpty()) { "no value for ${missing.joinToString()}; pass null where there is none" }
         return tensors.associate { (name, element) ->
             val values = if (name == "given_valid") inputs.filter { it.tensor.startsWith("given_") }.map { if (row[it.name] == null) 0L else 1L }
-            else inputs.filter { it.tensor == name }.map { cast(row[it.name], it) }
+            else inputs.filter { it.tensor == name }.flatMap { castAll(row[it.name], it) }
             val isGiven = name.startsWith("given_")
             val shape = if (isGiven) longArrayOf(values.size.toLong(), 1) else longArrayOf(1, values.size.toLong())
             name to tensor(values, element, shape)
@@ -131,12 +132,19 @@ private fun cast(value: Any?, input: ModelInput): Any? {
     val typed: Any? = when {
         value == null -> return null
         dtype == "String" -> value as? String
-        dtype == "Float32" -> if (value in WORDS) "$value".toFloat() else (value as? Number)?.toFloat()
+        dtype == "Float32" || input.size > 0 -> if (value in WORDS) "$value".toFloat() else (value as? Number)?.toFloat()
         dtype == "Float64" -> if (value in WORDS) "$value".toDouble() else (value as? Number)?.toDouble()
         value is Boolean -> if (value) 1L else 0L
         else -> "$value".toLongOrNull()?.takeIf { dtype != "Int32" || it == it.toInt().toLong() }
     }
     return requireNotNull(typed) { "$name is $value; expected a $dtype" }
+}
+
+private fun castAll(value: Any?, input: ModelInput): List<Any?> {
+    if (input.size == 0) return listOf(cast(value, input))
+    val elements = if (value is JSONArray) List(value.length()) { value.orNull(it) } else value as List<*>? ?: List(input.size) { null }
+    require(elements.size == input.size) { "${input.name} has ${elements.size} elements, not ${input.size}" }
+    return elements.map { cast(it, input) }
 }
 
 private fun JSONArray.objects(): List<JSONObject> = List(length()) { getJSONObject(it) }

@@ -8,7 +8,7 @@ public struct PredictorError: Error, CustomStringConvertible {
 }
 
 private struct PackageManifest: Decodable {
-    struct Input: Decodable { let name: String, dtype: String, tensor: String }
+    struct Input: Decodable { let name: String, dtype: String, tensor: String, size: Int? }
     struct Tensor: Decodable { let name: String, element: String }
     struct Variant: Decodable { let file: String, format: String, bytes: Int }
 
@@ -111,9 +111,15 @@ public final class Predictor {
     private func made(_ tensor: PackageManifest.Tensor, _ row: [String: Any?]) throws -> OpaquePointer? {
         let given = manifest.inputs.filter { $0.tensor.hasPrefix("given_") }
         let taken = tensor.name == "given_valid" ? given : manifest.inputs.filter { $0.tensor == tensor.name }
-        let values: [Any?] = try taken.map { input in
-            let value = try cast(row[input.name] ?? nil, input)
-            return tensor.name == "given_valid" ? (value == nil ? Int64(0) : Int64(1)) : value
+        let values: [Any?] = try taken.flatMap { input -> [Any?] in
+            let given = (row[input.name] ?? nil).flatMap { $0 is NSNull ? nil : $0 }
+            if let size = input.size {
+                let elements = given == nil ? [Any?](repeating: nil, count: size) : given as? [Any?] ?? []
+                if elements.count != size { throw PredictorError(description: "\(input.name) has \(elements.count) elements, not \(size)") }
+                return try elements.map { try cast($0, input) }
+            }
+            let value = try cast(given, input)
+            return [tensor.name == "given_valid" ? (value == nil ? Int64(0) : Int64(1)) : value]
         }
         switch tensor.element {
         case "string":
@@ -171,7 +177,7 @@ private func cast(_ value: Any?, _ input: PackageManifest.Input) throws -> Any? 
     let text = value as? String, number = value as? NSNumber
     switch input.dtype {
     case "String": if let text = text { return text }
-    case "Float32", "Float64": if let real = text.flatMap({ words[$0] }) ?? number?.doubleValue { return real }
+    case "Float32", "Float64", "Array(Float32)": if let real = text.flatMap({ words[$0] }) ?? number?.doubleValue { return real }
     default:
         if let whole = number?.int64Value, Double(whole) == number?.doubleValue, input.dtype != "Int32" || Int32(exactly: whole) != nil {
             return whole

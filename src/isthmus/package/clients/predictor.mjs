@@ -36,6 +36,12 @@ function cast(value, { name, dtype }, element) {
   return { int64: whole, float: nearest(whole) }[element] ?? Number(whole);
 }
 
+function castAll(value, input, element) {
+  if (!input.size) return [cast(value, input, element)];
+  if (value !== null && value.length !== input.size) throw new RangeError(`${input.name} has ${value.length} elements, not ${input.size}`);
+  return Array.from({ length: input.size }, (_, n) => cast(value && value[n], { ...input, dtype: "Float32" }, element));
+}
+
 export class Predictor {
   /**
    * Opens the smallest model of a package in ORT format.
@@ -101,7 +107,7 @@ export class Predictor {
       const isGiven = name.startsWith("given_");
       const values = name === "given_valid"
         ? inputs.filter(({ tensor }) => tensor.startsWith("given_")).map((input) => Number(row[input.name] !== null))
-        : inputs.filter(({ tensor }) => tensor === name).map((input) => cast(row[input.name], input, element));
+        : inputs.filter(({ tensor }) => tensor === name).flatMap((input) => castAll(row[input.name], input, element));
       const data = element === "string" ? values : ARRAYS[element].from(values);
       return [name, new ort.Tensor(TYPES[element] ?? element, data, isGiven ? [values.length, 1] : [1, values.length])];
     }));

@@ -13,8 +13,9 @@ _TINY = 1.1754943508222875e-38
 
 def number(rows: DataFrame, name: str) -> Column:
     # Times become microseconds, and booleans 0 or 1. NaN becomes null.
-    value = rows[name]
-    as_float = (functions.unix_micros(value) if dict(rows.dtypes)[name] == "timestamp" else value).cast("float")
+    column, _, place = name.partition("[")  # of an array, an element
+    value = rows[column][int(place[:-1])] if place else rows[name]
+    as_float = (functions.unix_micros(value) if dict(rows.dtypes)[column] == "timestamp" else value).cast("float")
     return functions.when(~functions.isnan(as_float), as_float)
 
 

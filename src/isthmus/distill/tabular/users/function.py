@@ -14,7 +14,7 @@ from torch import nn
 
 from isthmus.distill.language.teachers import TeacherFunction, function_of
 from isthmus.distill.tabular.users.prediction import Prediction
-from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows, digest, to_floats
+from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows, digest, numbers, to_floats
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.types import Array
@@ -90,7 +90,7 @@ class FunctionSource(PredictionSource):
                 known = self._categories.get(item.name)
                 frame[item.name] = texts if known is None else pd.Categorical(texts, categories=known)
             else:
-                frame[item.name] = np.where(values.valid, values.data.astype(np.float64), np.nan)
+                frame |= dict(zip(item.elements, numbers(item, values).T, strict=True))
         return pd.DataFrame(frame)
 
     def _predicted(self, model: Any, frame: "pd.DataFrame") -> Prediction:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from isthmus.distill.language.teachers import Onnx, within
 from isthmus.distill.onnx.runtime import ask, session
 from isthmus.distill.tabular.users.prediction import Form, Prediction
-from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows, digest, to_floats
+from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows, digest, numbers, to_floats
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem, one_of
@@ -124,8 +124,8 @@ class OnnxSource(PredictionSource):
         if texts:
             found = f"a single input, and the features {', '.join(texts)} are texts"
             raise ConfigurationError(self.where, [Problem(self.name, found, "an input for each feature")])
-        numbers = [np.where(rows[i.name].valid, rows[i.name].data.astype(float), np.nan) for i in self._rows.inputs]
-        return np.stack(numbers, 1).astype(np.float64 if kind == "tensor(double)" else np.float32)
+        parts = [numbers(item, rows[item.name]) for item in self._rows.inputs]
+        return np.concatenate(parts, 1).astype(np.float64 if kind == "tensor(double)" else np.float32)
 
     def _column(self, rows: Columns, wanted: Any) -> Array:
         values = rows[wanted.name]
@@ -136,7 +136,9 @@ class OnnxSource(PredictionSource):
         if kind is object:
             column = np.where(values.valid, values.data, "").astype(object)
         elif np.dtype(kind).kind == "f":
-            column = np.where(values.valid, values.data.astype(np.float64), np.nan).astype(kind)
+            item = next(item for item in self._rows.inputs if item.name == wanted.name)
+            columns = numbers(item, values).astype(kind)
+            return columns if item.size is not None or len(wanted.shape) == 2 else columns[:, 0]
         elif not values.valid.all():
             found = f"{int((~values.valid).sum())} nulls, for an input of type {wanted.type}"
             raise DataError(f"{self.where}: {wanted.name}", found, expected="a value in every row, or a float input")

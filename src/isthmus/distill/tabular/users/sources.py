@@ -15,7 +15,8 @@ from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.types import Array, Index
 from isthmus.features.definition.spec import Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem
-from isthmus.package.inputs import ModelInput
+from isthmus.features.values.columns import Values
+from isthmus.package.inputs import ModelInput, elements
 
 
 class TeacherRows(NamedTuple):
@@ -84,6 +85,13 @@ class PredictionSource(ABC):
         if not path.exists():
             raise DataError(self.where, f"{name} not found", expected=f"a file in {self._rows.root}")
         return path
+
+
+def numbers(item: ModelInput, values: Values) -> Array:
+    """Return the numbers of an input, float64 (n, 1), or (n, size) for an array; NaN for null."""
+    if item.size is not None:
+        return elements(item, values).astype(np.float64)
+    return np.where(values.valid, values.data.astype(np.float64), np.nan)[:, None]
 
 
 def to_floats(output: Any, where: str) -> Array:
