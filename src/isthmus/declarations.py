@@ -20,6 +20,9 @@ from isthmus.distill.labels import (
 )
 from isthmus.distill.language.causal import Causal as Causal
 from isthmus.distill.language.decoding import DecodingSettings as DecodingSettings
+from isthmus.distill.language.image import (
+    Image as Image, MobileNet as MobileNet, Picture as Picture, UNet as UNet,
+)
 from isthmus.distill.language.lora import Lora as Lora
 from isthmus.distill.language.text import (
     Bag as Bag,

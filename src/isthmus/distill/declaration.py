@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
 from isthmus.distill.labels import Binary, Calibration, Classes, Label, Monitor, Rank
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
+from isthmus.distill.language.image import Image
 from isthmus.distill.language.objective import Term, objective_problems
 from isthmus.distill.language.teachers import DeclaredTeacher, abstains, teacher_problems
 from isthmus.distill.language.text import Text
@@ -30,7 +31,7 @@ DEFAULT: tuple[Step, ...] = (Standardize(), Impute(0.0))
 TABLES = TrainingSettings(learning_rate=2e-3, weight_decay=1e-2)
 """Default settings for the student of a `Tabular`."""
 LEAST_STEPS = 800
-"""Minimum training steps for a `Tabular` or a `Text` if neither its settings nor the profile set epochs."""
+"""Minimum training steps for a `Tabular`, a `Text` or an `Image` if neither its settings nor the profile set epochs."""
 
 ONNX_RUNTIME, EXECUTORCH, LITERT, COREML = RUNTIMES = ("onnxruntime", "executorch", "litert", "coreml")
 
@@ -191,6 +192,10 @@ class Tabular:
         return self.label.spine_problems(where, spine, self.weight) if isinstance(self.label, Label) else []
 
 
+Predictor = Tabular | Text | Image
+"""Tasks with the label of the spine."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """The students that `isthmus model search` trains to find good, fast and small ones for this machine.
@@ -201,7 +206,7 @@ class Search:
     Attributes:
         shape: values to try for names of the task's `shape`. Order them so that neighbors are similar, since the search
             moves along them. A `Tabular` has `width`, the width of the first hidden layer, and `depth`, the number of
-            layers; each layer is half as wide as the one before.
+            layers; each layer is half as wide as the one before. An `Image` has the attributes of its student.
         trials: number of students to train.
         settings: training settings of the students, for example shorter ones; None for those of the distillation.
         most_bytes: largest model file in ORT format, in bytes; None for any size.
@@ -214,7 +219,7 @@ class Search:
     most_bytes: int | None = None
     seed: int = 0
 
-    def problems(self, where: str, task: "Tabular | Text | Causal | str") -> list[Problem]:
+    def problems(self, where: str, task: Predictor | Causal | str) -> list[Problem]:
         if wrong := type_problems(self, f"{where}: "):
             return wrong
         checks = [
@@ -238,6 +243,8 @@ class Search:
                 problems.append(Problem(place, "is not part of the shape of a Tabular's student", one_of(LAYERS)))
             elif isinstance(task, Tabular) and not all(type(value) is int and value >= 1 for value in values):
                 problems.append(Problem(place, repr(values), "whole numbers of at least 1"))
+            elif isinstance(task, Image):
+                problems += task.shape_problems(place, values, name)
         return problems
 
 
@@ -272,11 +279,11 @@ class Distillation:
         teacher: features the teacher sees; may use everything the server has.
         student: features the student sees; only what the device has when it predicts. If the service has `device`, the
             student is trained on the ages that its stored features may have there, and measured at the greatest age.
-        task: the kind of model: a `Tabular`, a `Text`, a `Causal`, or your own `Task` as "module:Class", in a module
-            next to the definitions that only training imports.
+        task: the kind of model: a `Tabular`, a `Text`, an `Image`, a `Causal`, or your own `Task` as "module:Class", in
+            a module next to the definitions that only training imports.
         settings: training settings of student and control; None also takes the batch size from `[profiles.training]`.
             Without epochs or steps, the profile's epochs count; without those, there are four epochs, but at least 800
-            steps for a `Tabular` or a `Text`.
+            steps for a `Tabular`, a `Text` or an `Image`.
         split: shares of the training, validation and test parts, in order of event time.
         split_by: column of the training set whose equal values stay in one part, for rows without times; not for a
             `Tabular`.
@@ -307,7 +314,7 @@ class Distillation:
     spine: Spine
     teacher: FeatureService
     student: FeatureService
-    task: Tabular | Text | Causal | str = field(default_factory=Tabular)
+    task: Predictor | Causal | str = field(default_factory=Tabular)
     settings: TrainingSettings | None = None
     split: tuple[float, float, float] = (0.7, 0.1, 0.2)
     split_by: str | None = None
@@ -329,12 +336,13 @@ class Distillation:
 
     @property
     def label(self) -> Label | None:
-        """The kind of label, such as `Binary()`; None if the task is not a `Tabular` or a `Text` with a valid label."""
-        return self.task.label if isinstance(self.task, Tabular | Text) and isinstance(self.task.label, Label) else None
+        """The kind of label, such as `Binary()`; None if the task has no valid label."""
+        label = self.task.label if isinstance(self.task, Predictor) else None
+        return label if isinstance(label, Label) else None
 
     @property
     def kind(self) -> str:
-        """The kind of model, in reports and packages: "tabular", "text", "causal", or "module:Class" of your task."""
+        """The kind of model, in reports and packages: "tabular", "text", "image", "causal", or your "module:Class"."""
         return self.task if isinstance(self.task, str) else type(self.task).__name__.lower()
 
     @property
@@ -362,16 +370,16 @@ class Distillation:
         if wrong:
             return wrong
         tabular, three_shares = isinstance(self.task, Tabular), len(self.split) == 3 and min(self.split) > 0
-        built_in = isinstance(self.task, Tabular | Text | Causal)
+        built_in = isinstance(self.task, Predictor | Causal)
         named = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name)
         own_task = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(self.task))
         label = self.label or Binary()
         fixed = "no shape: set the layers of a Tabular with `hidden`" if tabular else ""
         fixed = UNSHAPED if isinstance(self.task, Causal) and not self.task.shaped else fixed
-        fixed = "no shape: set the student of a Text" if isinstance(self.task, Text) else fixed
+        fixed = "no shape: set `student` of the task" if isinstance(self.task, Text | Image) else fixed
         checks = [
             ("name", bool(named), "a letter, then letters, digits, - or _"),
-            ("task", built_in or bool(own_task), 'a Tabular, a Text, a Causal, or "module:Class"'),
+            ("task", built_in or bool(own_task), 'a Tabular, a Text, an Image, a Causal, or "module:Class"'),
             ("split", three_shares and math.isclose(sum(self.split), 1), "three shares above 0 whose sum is 1"),
             ("split_by", self.split_by is None or not tabular, "None: a Tabular is always split by time"),
             ("seeds", self.seeds >= 1, "at least 1"),
@@ -411,7 +419,7 @@ class Distillation:
         if isinstance(self.task, Tabular):
             problems += [*self.task.problems(self.where), *self.gate_problems(MEASURED)]
             problems += self.task.spine_problems(self.where, self.spine)
-        if isinstance(self.task, Text):
+        if isinstance(self.task, Text | Image):
             problems += [*self.task.problems(self.where), *self.gate_problems(self.task.measured)]
             problems += self.task.spine_problems(self.where, self.spine)
         if isinstance(self.task, Causal):
@@ -467,7 +475,7 @@ class Distillation:
         settings = self.task.with_base_rate(settings) if isinstance(self.task, Causal) else settings
         if settings.epochs or settings.steps:
             return settings
-        if profile is None or profile.epochs or not isinstance(self.task, Tabular | Text):
+        if profile is None or profile.epochs or not isinstance(self.task, Predictor):
             return replace(settings, epochs=1 if profile is None else profile.passes)
         least = math.ceil(LEAST_STEPS / math.ceil(rows / settings.batch))
         return replace(settings, epochs=max(profile.passes, least))

@@ -21,8 +21,11 @@ from torch import nn
 
 from isthmus.distill.causal.task import CausalTask
 from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Tabular
+from isthmus.distill.image.picture import PictureTask
+from isthmus.distill.image.task import IMAGES, ImageTask
 from isthmus.distill.labels import Binary
 from isthmus.distill.language.causal import Causal
+from isthmus.distill.language.image import Image, Picture
 from isthmus.distill.language.teachers import function_of
 from isthmus.distill.language.text import Embedding, Text
 from isthmus.distill.settings import TrainingSettings
@@ -40,7 +43,9 @@ from isthmus.transforms.preparation.steps import described
 
 REPORT = "report.json"
 
-_TASKS: dict[type, type[Task]] = {Tabular: TabularTask, Text: TextTask, Causal: CausalTask}
+_TASKS: dict[type, type[Task]] = {Tabular: TabularTask, Text: TextTask, Image: ImageTask, Causal: CausalTask}
+_UNLABELED: dict[type, type[Task]] = {Embedding: EmbeddingTask, Picture: PictureTask}
+"""Tasks of what a `Text` or an `Image` predicts instead of the spine's label."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +85,7 @@ def task_class(declared: Distillation) -> type[Task]:
             problem = Problem(declared.task, f"is {named!r}", "a subclass of isthmus.distill.tasks.task.Task")
             raise ConfigurationError(where, [problem])
         return named
-    embeds = isinstance(declared.task, Text) and isinstance(declared.task.predicts, Embedding)
-    return EmbeddingTask if embeds else _TASKS[type(declared.task)]
+    return _UNLABELED.get(type(getattr(declared.task, "predicts", None)), _TASKS[type(declared.task)])
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
@@ -123,6 +127,9 @@ def restore(material: Material, folder: Path, weights: str = "student") -> Resto
             expected="the same split, inputs and task",
             remedy="run `isthmus distill`",
         )
+    if isinstance(task, ImageTask) and (folder / IMAGES).read_bytes() != task.files(identity)[IMAGES]:
+        raise ContractMismatch(where, "images or labels have changed since it was trained", expected="the same pixels",
+                               remedy="run `isthmus distill`")  # fmt: skip
     return Restored(task, _load(task, folder / f"{weights}.safetensors"), identity, contract)
 
 
@@ -218,6 +225,9 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
         kinds = {"kind": {"text": declared.task.identity(), "student": digest, **_terms(declared.task)}}
         if (start := declared.task.start) is not None:
             kinds["kind"]["start"] = file_digest(material.root / start)
+    elif isinstance(declared.task, Image):
+        functions = [fingerprint(function_of(name)) for name in declared.task.student_functions]
+        kinds = {"kind": {"image": declared.task.identity(), "functions": functions, **_terms(declared.task)}}
     else:
         kinds |= {"training": code_description(kind, JUDGING), "report": code_description(kind, EXPORTING)}
     device = declared.student.device

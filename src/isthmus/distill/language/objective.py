@@ -1,22 +1,22 @@
-"""Checks of the terms that a `Tabular` or a `Text` declares as its objective."""
+"""Checks of the terms that a `Tabular`, a `Text` or an `Image` declares as its objective."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from isthmus.distill.labels import Label
 from isthmus.distill.language.teachers import abstains
 from isthmus.features.errors import Problem, one_of
 
 if TYPE_CHECKING:
-    from isthmus.distill.declaration import Tabular
-    from isthmus.distill.language.text import Text
+    from isthmus.distill.declaration import Predictor
     from isthmus.distill.losses.objective import Term as Term
 else:
     Term = object  # definitions must not import torch, except to write terms
 
 
-def objective_problems(declared: "Tabular | Text", where: str) -> list[Problem]:
+def objective_problems(declared: "Predictor", where: str) -> list[Problem]:
     """Return a problem for each invalid term of `objective`. Call it only if label and teacher are valid."""
-    if declared.objective is None or declared.label is None:
+    if declared.objective is None or not isinstance(declared.label, Label):
         return []
     from isthmus.distill.losses.objective import Term, named_terms
 

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from isthmus.distill.declaration import Tabular
+from isthmus.distill.declaration import Predictor
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.language.teachers import DeclaredTeacher, abstains
-from isthmus.distill.language.text import Text
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.tabular.answers import StudentOutput
 from isthmus.distill.tabular.kinds.binary import BinaryLabels
@@ -31,7 +30,7 @@ from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import DataError
 from isthmus.package.inputs import Feeds
 
-KINDS: Mapping[type[Label], type[Kind]] = {
+KINDS: Mapping[type, type[Kind]] = {
     Binary: BinaryLabels, Classes: ClassLabels, Number: NumberLabels, Rank: RankLabels,
 }  # fmt: skip
 
@@ -39,11 +38,13 @@ KINDS: Mapping[type[Label], type[Kind]] = {
 class LabelTask(Task):
     """Predicts the label of the spine. `Kind` has everything that depends on the kind of label."""
 
-    declared: Tabular | Text
+    declared: Predictor
     texts: Collection[str] = ()
     """Features that a user's function gets as texts, not as categories."""
+    images: Callable[[Index], Array] | None = None
+    """Returns the images of rows for teachers; None if they get features."""
 
-    def __init__(self, material: Material, declared: Tabular | Text) -> None:
+    def __init__(self, material: Material, declared: Predictor) -> None:
         super().__init__(material)
         self.declared = declared
         self._kind = self._labels(declared)
@@ -57,8 +58,8 @@ class LabelTask(Task):
         self.tolerance, self.rounding = self._kind.tolerance, self._kind.rounding
         self._answer = self._kind.answer()
 
-    def _labels(self, declared: Tabular | Text) -> Kind:
-        assert declared.label is not None  # noqa: S101 - an Embedding has a task of its own
+    def _labels(self, declared: Predictor) -> Kind:
+        assert isinstance(declared.label, Label)  # noqa: S101 - an Embedding or a Picture has a task of its own
         material, kind = self.material, KINDS[type(declared.label)]
         if material.labeled is None:
             return kind(material.table, material.label, material.parts, declared)
@@ -76,7 +77,7 @@ class LabelTask(Task):
         rows = TeacherRows(
             material.table, material.teacher_inputs, self.labeled(material.parts.train), self._kind.fitted_labels(),
             self.classes, self._recipe(), material.declaration.spine, material.root, material.profile.threads,
-            numeric=isinstance(self.declared.label, Number | Rank), texts=self.texts,
+            numeric=self._kind.key != "logits", texts=self.texts, images=self.images,
         )  # fmt: skip
         return UserTeacher(
             sources(declared, rows), self._kind.key, rows, convert=self._kind.teacher_scores,

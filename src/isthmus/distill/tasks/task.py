@@ -16,10 +16,10 @@ import torch
 from onnx import ModelProto
 from torch import Tensor, nn
 
-from isthmus.distill.declaration import Distillation, Plan, Tabular
+from isthmus.distill.declaration import Distillation, Plan, Predictor
 from isthmus.distill.evaluation.metrics import agreement, cosine
 from isthmus.distill.labels import Rank
-from isthmus.distill.language.text import Text
+from isthmus.distill.language.image import Picture
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
@@ -112,7 +112,7 @@ class Material:
     def labeled(self) -> Array | None:
         """Mask of the rows with a label, bool (n,), if the others are learned from a declared teacher; else None."""
         task, label = self.declaration.task, self.declaration.label
-        taught = isinstance(task, Tabular | Text) and task.teacher is not None and not isinstance(label, Rank | None)
+        taught = isinstance(task, Predictor) and task.teacher is not None and not isinstance(label, Rank | None)
         if not taught or self.label not in self.table.column_names or not self.table[self.label].null_count:
             return None
         mask: Array = pc.is_valid(self.table[self.label]).to_numpy()

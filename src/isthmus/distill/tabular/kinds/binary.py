@@ -3,9 +3,8 @@
 import pyarrow as pa
 import torch
 
-from isthmus.distill.declaration import Tabular
+from isthmus.distill.declaration import Predictor
 from isthmus.distill.evaluation.metrics import auc, calibration_error, metrics, sigmoid
-from isthmus.distill.language.text import Text
 from isthmus.distill.losses.logits import binary_hard_targets, binary_soft_targets
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.tabular.answers import Probability
@@ -25,7 +24,7 @@ class BinaryLabels(Kind):
     pipeline = "tabular-classification"
     learner = BINARY
 
-    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular | Text) -> None:
+    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Predictor) -> None:
         self.values = self.teacher_labels = binary_labels(table, label, parts)
         self.targets = torch.tensor(self.values, dtype=torch.float32)
         self._calibration = declared.calibration
@@ -33,7 +32,7 @@ class BinaryLabels(Kind):
     def answer(self) -> Probability:
         return Probability(create_calibrator(self._calibration))
 
-    def objective(self, declared: Tabular | Text) -> Objective:
+    def objective(self, declared: Predictor) -> Objective:
         return self._taught(binary_hard_targets, binary_soft_targets, declared)
 
     def teacher_scores(self, prediction: Prediction, where: str) -> Array:

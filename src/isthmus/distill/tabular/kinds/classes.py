@@ -6,10 +6,9 @@ import pyarrow.compute as pc
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from isthmus.distill.declaration import Tabular
+from isthmus.distill.declaration import Predictor
 from isthmus.distill.evaluation.metrics import confidence_error, multiclass_log_loss, multiclass_metrics
 from isthmus.distill.labels import MOST_CLASSES
-from isthmus.distill.language.text import Text
 from isthmus.distill.losses.logits import hard_targets, soft_targets
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.tabular.answers import Probabilities
@@ -35,7 +34,7 @@ class ClassLabels(Kind):
     more = False
     pipeline = "tabular-classification"
 
-    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular | Text) -> None:
+    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Predictor) -> None:
         column = _column(table, label)
         known = pc.unique(column.take(parts.train)).sort()
         self._require(label, known, column, parts)
@@ -75,7 +74,7 @@ class ClassLabels(Kind):
     def answer(self) -> Probabilities:
         return Probabilities(len(self.classes or ()), create_calibrator(self._calibration))
 
-    def objective(self, declared: Tabular | Text) -> Objective:
+    def objective(self, declared: Predictor) -> Objective:
         return self._taught(hard_targets, soft_targets, declared)
 
     def teacher_scores(self, prediction: Prediction, where: str) -> Array:

@@ -12,10 +12,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from isthmus.distill.declaration import Tabular
+from isthmus.distill.declaration import Predictor
 from isthmus.distill.evaluation.metrics import agreement
 from isthmus.distill.labels import Label
-from isthmus.distill.language.text import Text
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.tabular.answers import StudentOutput
@@ -61,7 +60,7 @@ class Kind(ABC):
     complete = True
 
     @abstractmethod
-    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular | Text) -> None:
+    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Predictor) -> None:
         """Read the label column; raise a DataError if a value does not fit, or a part has too few distinct labels."""
 
     @abstractmethod
@@ -69,7 +68,7 @@ class Kind(ABC):
         """Create an output layer for a new student, suited to this kind of label."""
 
     @abstractmethod
-    def objective(self, declared: Tabular | Text) -> Objective: ...
+    def objective(self, declared: Predictor) -> Objective: ...
 
     @abstractmethod
     def teacher_scores(self, prediction: Prediction, where: str) -> Array:
@@ -82,14 +81,14 @@ class Kind(ABC):
         """Return the labels, (n,), to which a user's teacher is fitted."""
         return self.values
 
-    def _taught(self, hard: Callable[..., Tensor], soft: Callable[..., Tensor], declared: Tabular | Text) -> Objective:
+    def _taught(self, hard: Callable[..., Tensor], soft: Callable[..., Tensor], declared: Predictor) -> Objective:
         """Return an objective with labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
         softened, weight = partial(soft, temperature=declared.temperature), declared.soft_weight
         taught = Term(softened, weight, student="student.logits", teacher="teacher.logits")
         return self._weighted(hard, taught, declared, student="student.logits", labels="labels")
 
     def _weighted(
-        self, hard: Callable[..., Tensor], taught: Term, declared: Tabular | Text, **sources: str
+        self, hard: Callable[..., Tensor], taught: Term, declared: Predictor, **sources: str
     ) -> Objective:
         """Return an objective with a loss of labels and a term of the teacher; with soft_weight=1, of the term alone.
 

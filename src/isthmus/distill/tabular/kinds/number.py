@@ -6,10 +6,9 @@ import pyarrow.compute as pc
 import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from isthmus.distill.declaration import Tabular
+from isthmus.distill.declaration import Predictor
 from isthmus.distill.evaluation.metrics import correlation, mae, r2, rmse
 from isthmus.distill.labels import Number
-from isthmus.distill.language.text import Text
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.regression import absolute_errors, squared_errors
 from isthmus.distill.tabular.answers import NumberOutput
@@ -35,7 +34,7 @@ class NumberLabels(Kind):
     more = False
     pipeline = "tabular-regression"
 
-    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular | Text) -> None:
+    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Predictor) -> None:
         assert isinstance(declared.label, Number)  # noqa: S101 - a Number selects this kind
         self.values, train = _numbers(table, label), parts.train
         known = self.values[train]
@@ -59,7 +58,7 @@ class NumberLabels(Kind):
     def answer(self) -> NumberOutput:
         return NumberOutput("value", *self._bounds, self._scale, self._mean)
 
-    def objective(self, declared: Tabular | Text) -> Objective:
+    def objective(self, declared: Predictor) -> Objective:
         loss = absolute_errors if self._absolute else squared_errors
         taught = Term(loss, declared.soft_weight, student="student.value", wanted="teacher.value")
         return self._weighted(loss, taught, declared, student="student.value", wanted="labels")

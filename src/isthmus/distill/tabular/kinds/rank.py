@@ -9,10 +9,9 @@ import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 from torch import Tensor
 
-from isthmus.distill.declaration import Tabular
+from isthmus.distill.declaration import Predictor
 from isthmus.distill.evaluation.metrics import chance_ndcg, ndcg, reciprocal_rank
 from isthmus.distill.labels import MOST_RELEVANT, Rank
-from isthmus.distill.language.text import Text
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.ranking import graded_lists, grouped_lists
 from isthmus.distill.tabular.answers import MOST_SCORE, NumberOutput
@@ -39,7 +38,7 @@ class RankLabels(Kind):
     rounding = 1e-4
     learner = Learner(HistGradientBoostingRegressor, key, {"loss": "squared_error"})
 
-    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular | Text) -> None:
+    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Predictor) -> None:
         assert isinstance(declared.label, Rank)  # noqa: S101 - a Rank selects this kind
         self.values, self._at = _relevance(table, label), declared.label.at
         self.groups = group_numbers(table, declared.label.within)
@@ -53,7 +52,7 @@ class RankLabels(Kind):
     def answer(self) -> NumberOutput:
         return NumberOutput("score", -MOST_SCORE, MOST_SCORE)
 
-    def objective(self, declared: Tabular | Text) -> Objective:
+    def objective(self, declared: Predictor) -> Objective:
         soft, weight = partial(_by_teacher, temperature=declared.temperature), declared.soft_weight
         taught = Term(soft, weight, student="student.score", teacher="teacher.score", labels="labels")
         return self._weighted(_by_labels, taught, declared, student="student.score", labels="labels")

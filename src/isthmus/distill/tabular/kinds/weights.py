@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from isthmus.distill.declaration import Tabular
-from isthmus.distill.language.text import Text
+from isthmus.distill.declaration import Predictor
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.tasks.split import PARTS, required_column
 from isthmus.distill.types import Array, Index
@@ -20,7 +19,7 @@ from isthmus.features.errors import DataError
 _EXPECTED = "numbers from 0, finite in float32"
 
 
-def row_weights(table: pa.Table, declared: Tabular | Text, labels: Array, train: Index) -> Array | None:
+def row_weights(table: pa.Table, declared: Predictor, labels: Array, train: Index) -> Array | None:
     """Return the weight of each row, float64 (n,), or None if all rows count the same.
 
     With balanced classes, the weight is divided by the share of the weights of the row's class, so that all classes

@@ -14,7 +14,7 @@ from torch import nn
 
 from isthmus.distill.language.teachers import TeacherFunction, function_of
 from isthmus.distill.tabular.users.prediction import Prediction
-from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows, digest, numbers, to_floats
+from isthmus.distill.tabular.users.sources import IMAGE, PredictionSource, TeacherRows, digest, numbers, to_floats
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.types import Array
@@ -78,9 +78,11 @@ class FunctionSource(PredictionSource):
         known = {name: pc.unique(self._rows.table[name].take(self._rows.train)).drop_null() for name in texts}
         return {name: np.sort(values.to_numpy(zero_copy_only=False)) for name, values in known.items()}
 
-    def _frame(self, rows: Columns) -> "pd.DataFrame":
+    def _frame(self, rows: Columns) -> "pd.DataFrame | Array":
         import pandas as pd
 
+        if self._rows.images is not None:
+            return rows[IMAGE].data
         frame: dict[str, Any] = {}
         for item in self._rows.inputs:
             values = rows[item.name]
@@ -93,7 +95,7 @@ class FunctionSource(PredictionSource):
                 frame |= dict(zip(item.elements, numbers(item, values).T, strict=True))
         return pd.DataFrame(frame)
 
-    def _predicted(self, model: Any, frame: "pd.DataFrame") -> Prediction:
+    def _predicted(self, model: Any, frame: "pd.DataFrame | Array") -> Prediction:
         """Predict with the first of `predict_proba`, `decision_function`, `predict` and a call that the model has."""
         known = getattr(model, "classes_", None)
         names = None if known is None else [str(name) for name in np.ravel(np.asarray(known, dtype=object))]
@@ -110,7 +112,8 @@ class FunctionSource(PredictionSource):
         output = predict(frame)
         if isinstance(output, tuple) and len(output) == 2:
             output, names = output[0], [str(name) for name in output[1]]
-        listed = output.tolist() if hasattr(output, "tolist") else output
+        several = getattr(output, "ndim", 1) > 1 and output.dtype.kind == "f"
+        listed = output.tolist() if hasattr(output, "tolist") and not several else output
         if isinstance(listed, list):
             listed = [None if _is_missing(each) else each for each in listed]
             named = any(isinstance(each, str) for each in listed)
@@ -119,15 +122,15 @@ class FunctionSource(PredictionSource):
             output = _filled(listed)
         return Prediction("values" if self._rows.numeric else "probabilities", to_floats(output, self.where), names)
 
-    def _forward(self, network: nn.Module, frame: "pd.DataFrame", names: Sequence[str] | None) -> Prediction:
-        texts = [str(name) for name, kind in frame.dtypes.items() if kind == "category"]
+    def _forward(self, network: nn.Module, frame: "pd.DataFrame | Array", names: Sequence[str] | None) -> Prediction:
+        texts = [name for name in self._categories if self._rows.images is None]
         if texts:
             expected = "features that are numbers, or a function that prepares the texts"
             raise ConfigurationError(self.where, [Problem("features", f"{', '.join(texts)} are texts", expected)])
         if network.training:
             raise ConfigurationError(self.where, [Problem("network", "is in training mode", "network.eval()")])
         with torch.inference_mode():
-            output = network(torch.from_numpy(frame.to_numpy(np.float32)))
+            output = network(torch.from_numpy(np.asarray(frame, np.float32)))
         if isinstance(output, tuple) and len(output) == 2:
             output, names = output[0], [str(name) for name in output[1]]
         return Prediction(

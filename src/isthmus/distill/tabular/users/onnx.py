@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from isthmus.distill.language.teachers import Onnx, within
 from isthmus.distill.onnx.runtime import ask, session
 from isthmus.distill.tabular.users.prediction import Form, Prediction
-from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows, digest, numbers, to_floats
+from isthmus.distill.tabular.users.sources import IMAGE, PredictionSource, TeacherRows, digest, numbers, to_floats
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem, one_of
@@ -112,6 +112,8 @@ class OnnxSource(PredictionSource):
         if frozen:
             found = f"input {frozen[0]} has a fixed number of rows"
             raise ConfigurationError(self.where, [Problem(self.name, found, "a first axis without a fixed size")])
+        if self._rows.images is not None and len(wanted) == 1:
+            return {wanted[0].name: rows[IMAGE].data}
         if len(wanted) == 1 and wanted[0].name not in names:
             return {wanted[0].name: self._matrix(rows, wanted[0].type)}
         unknown = [each.name for each in wanted if each.name not in names]

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,8 @@ from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.values.columns import Values
 from isthmus.package.inputs import ModelInput, elements
 
+IMAGE = "image"
+
 
 class TeacherRows(NamedTuple):
     """The rows of a training set, as a user's model sees them.
@@ -32,8 +34,9 @@ class TeacherRows(NamedTuple):
         spine: declaration of the training examples, which names their join keys.
         root: folder of the project, to which paths are relative.
         threads: threads that a model may use.
-        numeric: True for a Number or a Rank: a model gives values, not probabilities.
+        numeric: True for a Number, a Rank or a Picture: a model gives values, not probabilities.
         texts: names of features that are texts; other Strings are categories.
+        images: returns images, float32 (rows, 3, side, side), that models get in place of features; None for features.
     """
 
     table: pa.Table
@@ -47,8 +50,12 @@ class TeacherRows(NamedTuple):
     threads: int
     numeric: bool
     texts: Collection[str] = ()
+    images: Callable[[Index], Array] | None = None
 
     def columns(self, rows: Index) -> Columns:
+        """Return a column per feature, or the single column `IMAGE`."""
+        if self.images is not None:
+            return {IMAGE: Values(self.images(rows), np.ones(len(rows), bool))}
         return columns(self.table.take(rows), self.inputs)
 
 
