@@ -12,7 +12,8 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import numpy as np
-from photographs import SIDE, cut, photograph
+from definitions import SIDE
+from photographs import photograph
 from skimage.io import imsave
 
 API = os.environ.get("API", "http://127.0.0.1:6570")
@@ -25,7 +26,7 @@ Array = np.ndarray[Any, Any]
 def drawn(frames: Array) -> Array:
     """Return the drawings of frames; both (n, 3, 256, 256) float32 in [0, 1]."""
     described = {
-        "name": "frame", "datatype": "FP32", "shape": frames.shape, "parameters": {"binary_data_size": frames.nbytes}
+        "name": "image", "datatype": "FP32", "shape": frames.shape, "parameters": {"binary_data_size": frames.nbytes}
     }  # fmt: skip
     head = json.dumps({"inputs": [described], "parameters": {"binary_data_output": True}}).encode()
     request = Request(f"{API}/v2/models/effects/infer", head + frames.tobytes(), {JSON_LENGTH: str(len(head))})  # noqa: S310
@@ -37,7 +38,7 @@ def drawn(frames: Array) -> Array:
 
 def main() -> None:
     """Draw a frame of a photograph that no network was trained on."""
-    frame = (cut(photograph("coffee"), 150, 20) / 255).astype(np.float32)
+    frame = (photograph("coffee")[20 : 20 + SIDE, 150 : 150 + SIDE] / 255).astype(np.float32)
     (drawing,) = drawn(np.ascontiguousarray(frame.transpose(2, 0, 1))[None])
     pair = np.concatenate([frame, drawing.transpose(1, 2, 0)], axis=1)
     FILE.parent.mkdir(exist_ok=True)

@@ -1,49 +1,35 @@
-"""Write data/gallery.png: frame, effect, teacher and student from left to right: `python gallery.py FOLDER`.
+"""Write data/gallery.png: frame, effect, teacher and student from left to right: `python gallery.py PACKAGE`.
 
-FOLDER is a student's folder, as printed by `isthmus distill`. The teacher is the one trained last.
+PACKAGE is the folder of a package, as printed by `isthmus model export`.
 """
 
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
-from effects import FOLDER, Effects
-from networks import Generator, Painter
-from painting import painted
-from safetensors.torch import load_file
+from definitions import SIDE
+from generator import teacher
+from photographs import DATA, painted, photograph
 from skimage.io import imsave
-from teaching import part, seen
-from torch import Tensor, nn
+
+from isthmus.inference import predict, session
 
 FRAMES = [("coffee", 150, 20), ("china", 100, 20), ("china", 0, 150), ("coffee", 300, 140)]
 """Frames of photographs that no network was trained on."""
 
 
-def main(student: Path) -> None:
+def main(package: Path) -> None:
     """Write one row per frame."""
-    generators = sorted(FOLDER.glob("generator-*.safetensors"), key=lambda file: file.stat().st_mtime)
-    networks = [
-        filled(Generator(**Effects.generator_shape), generators[-1]),
-        filled(Painter(**Effects.shape), student / "student.safetensors"),
-    ]
-    rows = []
+    student, generator, rows = session((package / "model.fp32.ort").read_bytes(), 1), teacher(), []
     for name, x, y in FRAMES:
-        frame = part(seen(name), x, y)
-        rows.append(torch.cat([frame, part(painted(name), x, y), *(drawn(one, frame) for one in networks)], dim=2))
-    file = FOLDER / "gallery.png"
-    imsave(file, (255 * torch.cat(rows, dim=1)).round().byte().permute(1, 2, 0).numpy())
-    sys.stdout.write(f"{file}\n")
-
-
-def filled(network: nn.Module, file: Path) -> nn.Module:
-    network.load_state_dict(load_file(file))
-    return network.eval()
-
-
-def drawn(network: nn.Module, frame: Tensor) -> Tensor:
-    with torch.inference_mode():
-        images: Tensor = network(frame[None])
-        return images[0]
+        image = photograph(name)
+        frame, drawing = (pixels[y : y + SIDE, x : x + SIDE] / 255 for pixels in (image, painted(image)))
+        fed = np.ascontiguousarray(frame.transpose(2, 0, 1), np.float32)[None]
+        networks = generator(torch.from_numpy(fed)).numpy(), predict(student, {"image": fed})
+        rows.append(np.concatenate([frame, drawing, *(one[0].transpose(1, 2, 0) for one in networks)], axis=1))
+    imsave(DATA / "gallery.png", (255 * np.concatenate(rows)).round().astype(np.uint8))
+    sys.stdout.write(f"{DATA / 'gallery.png'}\n")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ filters, which smooth surfaces and keep edges, stronger colors, and ink in the v
 """
 
 import math
-from functools import cache
 
 import torch
-from photographs import photograph
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
@@ -21,12 +19,6 @@ FINE, COARSE = 1.3, 3.5
 DEPTH, SHARPNESS = 0.03, 70.0
 """Depth of a valley at which ink covers half, and how quickly ink increases with depth."""
 BRIGHTNESS = (0.299, 0.587, 0.114)
-
-
-@cache
-def painted(name: str) -> Tensor:
-    """Return a photograph with the effect, (3, height, width) float32 in [0, 1]."""
-    return effect(torch.from_numpy(photograph(name).copy()).permute(2, 0, 1)[None].float() / 255)[0]
 
 
 def effect(images: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
-"""Write the frames of each photograph, with a digest of their pixels, to data/frames.parquet: `python photographs.py`.
+"""Cut photographs into frames and draw some of them: `python photographs.py`.
 
-The photographs come with scikit-image and scikit-learn; nothing is downloaded.
+Writes data/frames, data/drawings and data/frames.parquet. The photographs come with scikit-image and scikit-learn;
+nothing is downloaded.
 """
 
-import hashlib
 import sys
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from skimage.io import imread
+from definitions import SIDE
+from painting import effect
+from skimage.io import imread, imsave
+from torch import from_numpy
 
 from isthmus import DependencyError
 
@@ -31,21 +33,13 @@ PHOTOGRAPHS = {
     "rocket": ("skimage", "data/rocket.jpg"),
 }
 """Package and file of each photograph."""
-SIDE = 256  # of a frame, in pixels
-GRID = 4
+GRID = 5
 """Frames per row and per column of a photograph."""
-PAN = (2, 1)
-"""Offset of a frame's neighbor to the right and down, like the next frame of a film."""
-FILE = Path(__file__).parent / "data" / "frames.parquet"
+DATA = Path(__file__).parent / "data"
 
 
-@cache
 def photograph(name: str) -> Array:
-    """Return the pixels, (height, width, 3) uint8.
-
-    Raises:
-        DependencyError: its package is not installed.
-    """
+    """Return the pixels, (height, width, 3) uint8; raise a DependencyError if its package is not installed."""
     package, file = PHOTOGRAPHS[name]
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -54,39 +48,31 @@ def photograph(name: str) -> Array:
     return pixels
 
 
-def cut(image: Array, x: int, y: int) -> Array:
-    """Return the frame of an image (height, width, ...) with this top left corner."""
-    return image[y : y + SIDE, x : x + SIDE]
+def painted(image: Array) -> Array:
+    """Return an image (height, width, 3) uint8 with the effect."""
+    drawn = effect(from_numpy(image.copy()).permute(2, 0, 1)[None].float() / 255)[0]
+    return (255 * drawn).round().byte().permute(1, 2, 0).numpy()
 
 
-def places(name: str) -> Iterator[tuple[int, int]]:
-    """Yield the top left corners of a photograph's frames: a grid, each followed by its neighbor."""
-    height, width = photograph(name).shape[:2]
-    for y in np.linspace(0, height - SIDE - PAN[1], GRID).round().astype(int).tolist():
-        for x in np.linspace(0, width - SIDE - PAN[0], GRID).round().astype(int).tolist():
-            yield x, y
-            yield x + PAN[0], y + PAN[1]
-
-
-def digest(frame: Array) -> str:
-    """Return the SHA-256 of a frame's pixels."""
-    return hashlib.sha256(np.ascontiguousarray(frame).tobytes()).hexdigest()
-
-
-def frames() -> pa.Table:
-    """Return all frames by photograph, from top to bottom."""
-    found = []
-    for name in sorted(PHOTOGRAPHS):
-        for x, y in places(name):
-            frame = cut(photograph(name), x, y)
-            found.append({
-                "photograph": name, "x": x, "y": y, "pixels": digest(frame), "contrast": float(frame.std() / 255)
-            })  # fmt: skip
-    return pa.Table.from_pylist(found)
+def write(names: Iterable[str] = PHOTOGRAPHS, grid: int = GRID) -> pa.Table:
+    """Write the frames of photographs and their drawings; return the table of both."""
+    for folder in ("frames", "drawings"):
+        (DATA / folder).mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in names:
+        image = photograph(name)
+        drawing = painted(image)
+        for y in np.linspace(0, image.shape[0] - SIDE, grid).astype(int).tolist():
+            for x in np.linspace(0, image.shape[1] - SIDE, grid).astype(int).tolist():
+                row = {"photograph": name, "x": x, "y": y}
+                for kind, pixels in (("frames", image), ("drawings", drawing)):
+                    row[kind] = f"data/{kind}/{name}-{x}-{y}.png"
+                    imsave(DATA.parent / row[kind], pixels[y : y + SIDE, x : x + SIDE], check_contrast=False)
+                rows.append(row)
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, DATA / "frames.parquet")
+    return table
 
 
 if __name__ == "__main__":
-    table = frames()
-    FILE.parent.mkdir(exist_ok=True)
-    pq.write_table(table, FILE)
-    sys.stdout.write(f"{table.num_rows:,} frames in {FILE}\n")
+    sys.stdout.write(f"{write().num_rows:,} frames and their drawings in {DATA}\n")

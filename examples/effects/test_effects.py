@@ -1,25 +1,16 @@
-"""Tests of frames, of the effect and of the definitions."""
+"""Tests of the effect and of the definitions."""
 
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
+from definitions import FOR_TEACHER, SPLIT
 from painting import effect
-from photographs import PAN, SIDE, cut, digest, photograph, places
+from photographs import PHOTOGRAPHS
 
 from isthmus.project import Project
-
-
-def test_a_frame_is_known_by_its_pixels() -> None:
-    image = photograph("coffee")
-    frame, neighbor = cut(image, 10, 20), cut(image, 10 + PAN[0], 20 + PAN[1])
-    assert frame.shape == (SIDE, SIDE, 3)
-    assert digest(frame) == digest(frame.copy()) != digest(neighbor)
-
-
-def test_every_frame_has_a_neighbor() -> None:
-    corners = list(places("rocket"))
-    assert {(x + PAN[0], y + PAN[1]) for x, y in corners[::2]} == set(corners[1::2])
+from isthmus.tasks import split_by_value
 
 
 def test_ink_is_where_dark_meets_light() -> None:
@@ -28,6 +19,12 @@ def test_ink_is_where_dark_meets_light() -> None:
     row = effect(image)[0].mean(0)[20].numpy()
     assert row[20:30].min() < 0.15
     assert np.ptp(row[35:]) < 0.1
+
+
+def test_the_student_has_drawings_of_the_rocket_alone() -> None:
+    names = pa.chunked_array([[*PHOTOGRAPHS]])
+    train = names.take(split_by_value(names, SPLIT).train)
+    assert {*train.to_pylist()} == {*FOR_TEACHER, "rocket"}
 
 
 def test_the_definitions_are_valid() -> None:

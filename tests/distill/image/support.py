@@ -1,4 +1,4 @@
-"""Handwritten digits as PNG files, and teachers that know them."""
+"""Handwritten digits as PNG files, and teachers and students that read them."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,10 @@ import torch
 from PIL import Image as Pillow
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import dropout, interpolate
 
-from isthmus import Distillation, Entity, FeatureService, Field, Float32, Image, MobileNet, RequestSource, Settings, Spine, String
+from isthmus import Distillation, Entity, FeatureService, Field, Float32, Image, RequestSource, Settings, Spine, String
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.types import Array
@@ -22,13 +23,15 @@ from isthmus.transforms.preparation.fit import Preparation
 HERE = "tests.distill.image.support"
 INPUT = ModelInput("file", String)
 LABELS = {"digit": String, "ink": Float32, "drawing": String}
-SIDE = 16
+IMAGE = Image(teacher=f"{HERE}:fitted", student=f"{HERE}:small", side=16, mirror=False)
+CALLS: list[int] = []
+"""The number of images of each call of a teacher."""
 
 
 def digits(root: Path, count: int = 400) -> pa.Table:
-    """Write the first digits of scikit-learn, 32 x 40 pixels, and return their table."""
+    """Write the first digits of scikit-learn as files of 32 x 40 pixels, and return their table."""
     data = load_digits()
-    (root / "digits").mkdir(exist_ok=True)
+    (root / "digits").mkdir()
     for number in range(count):
         pixels = np.kron((data.images[number] * 15).astype(np.uint8), np.ones((4, 4), np.uint8))
         Pillow.fromarray(np.pad(pixels, ((4, 4), (0, 0)))).save(root / "digits" / f"{number}.png")
@@ -45,47 +48,91 @@ def _no_preparation(*_: Any) -> Preparation:
     raise AssertionError("an Image has no preparation")
 
 
-def material(table: pa.Table, root: Path, image: Image | None = None, label: str = "digit", **changes: Any) -> Material:
+def material(table: pa.Table, root: Path, image: Image = IMAGE, label: str = "digit", **changes: Any) -> Material:
     camera = FeatureService("camera", features=[RequestSource("seen", schema=[Field("file", String)])])
     declared: dict[str, Any] = {
-        "task": image or Image(teacher=f"{HERE}:fitted", student=MobileNet(width=0.5, depth=0.5), side=SIDE),
-        "settings": Settings(epochs=10, batch=32, learning_rate=3e-3), "seeds": 1, "gates": [], "split_by": "id",
+        "settings": Settings(steps=200, batch=32, learning_rate=1e-2, evaluate_every=50), "seeds": 1, "gates": [],
         "split": (0.6, 0.2, 0.2), **changes,
     }  # fmt: skip
     spine = Spine("photos", [Entity("photo", join_keys={"id": String})], Field(label, LABELS[label]), [])
     return Material(
-        Distillation("look", spine, camera, camera, **declared), table, [INPUT], [INPUT], label, f"set-{len(table)}",
-        "contract", TrainingProfile(threads=2), RequestInputs(), _no_preparation, root=root,
+        Distillation("look", spine, camera, camera, task=image, **declared), table, [INPUT], [INPUT], label,
+        f"set-{len(table)}", "contract", TrainingProfile(threads=1), RequestInputs(), _no_preparation, root=root,
     )  # fmt: skip
 
 
-class Flat(LogisticRegression):
-    """A classifier of pixels."""
+class Flat(LogisticRegression):  # type: ignore[misc]
+    """A classifier of the pixels of images, which counts its calls."""
 
     def fit(self, images: Array, labels: Array) -> "Flat":
-        return super().fit(images.reshape(len(images), -1), labels)
+        super().fit(_gray(images), labels)
+        return self
 
-    def predict_proba(self, images: Array) -> Array:
-        return super().predict_proba(images.reshape(len(images), -1))
-
-
-def fitted(images: Array, labels: Array) -> Flat:
-    return Flat(max_iter=200).fit(images, labels)
+    def predict_proba(self, images: Array) -> Any:
+        CALLS.append(len(images))
+        return super().predict_proba(_gray(images))
 
 
-class Invert(nn.Module):
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return 1 - image
+def _gray(images: Array) -> Array:
+    return images[:, 0].reshape(len(images), -1)
 
 
-def inverting() -> nn.Module:
-    return Invert().eval()
+def fitted(images: Array, labels: Array) -> Any:
+    return Flat(max_iter=50).fit(images, labels)
 
 
-def inky() -> Any:
-    return lambda images: images.mean((1, 2, 3)) * 16
+def brightness() -> Any:
+    return lambda images: images.mean((1, 2, 3))
 
 
-def edges() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval().requires_grad_(requires_grad=False)
+def inverting() -> Any:
+    return lambda images: 1 - images
+
+
+def enlarging() -> Any:
+    return lambda images: interpolate(torch.from_numpy(images), scale_factor=2.0).numpy()
+
+
+def eight_bits() -> Any:
+    return lambda images: 255 * images
+
+
+def edges() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval().requires_grad_(requires_grad=False)
+
+
+def small(outputs: int) -> nn.Module:
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(), nn.Flatten())
+    return layers.append(nn.Linear(8 * 16, outputs))
+
+
+def same(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding="same"), nn.Flatten(), nn.Linear(8 * 256, outputs))
+
+
+def wide(outputs: int) -> nn.Module:
+    return small(outputs + 1)
+
+
+class Frozen(nn.Module):
+    """A network for a single image."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(768, outputs)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.last(image.reshape(1, 768))  # type: ignore[no-any-return]
+
+
+class Dropping(nn.Module):
+    """A network whose dropout is also active in eval mode."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.network = small(outputs)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return dropout(self.network(image), 0.5)  # type: ignore[no-any-return]

@@ -28,12 +28,12 @@ begin(async ({ ort, opened }) => {
   const draw = async (values) => {
     context("#shown").putImageData(pixels(values, width, height), 0, 0);
     const began = performance.now();
-    const { image } = await opened.session.run({ frame: new ort.Tensor("float32", values, [1, 3, height, width]) });
+    const { picture } = await opened.session.run({ image: new ort.Tensor("float32", values, [1, 3, height, width]) });
     const spent = performance.now() - began;
-    context("#drawn").putImageData(pixels(image.data, width, height), 0, 0);
+    context("#drawn").putImageData(pixels(picture.data, width, height), 0, 0);
     document.querySelector("#spent").textContent = `${spent.toFixed(0)} ms for a frame of ${width} x ${height} in this browser`;
   };
-  await draw(planes(new Uint8Array(await opened.file("photograph.rgb")), 3, width, height));
+  await draw(planes(new Uint8Array(await opened.file("image.rgb")), 3, width, height));
 
   const form = document.querySelector("#form");
   form.elements.photograph.onchange = async (event) => {

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from isthmus.distill.labels import Binary, Calibration, Classes, Label, Number
@@ -151,9 +151,8 @@ class Image:
     def identity(self) -> dict[str, Any]:
         """Return every attribute that changes a student, except those with a fingerprint of their own."""
         values = {name: value for name, value in vars(self).items() if name not in ("teacher", "objective")}
-        kinds = {name: values[name] for name in ("predicts", "calibration", "student")}
-        named = {name: [type(kind).__name__, asdict(kind)] for name, kind in kinds.items() if hasattr(kind, "problems")}
-        return {**values, **named}
+        kinds: dict[str, Any] = {name: value for name, value in values.items() if is_dataclass(value)}
+        return {**values, **{name: [type(kind).__name__, asdict(kind)] for name, kind in kinds.items()}}
 
     def shape_problems(self, where: str, values: Sequence[Any], name: str) -> list[Problem]:
         """Check values of one attribute of the student, for a search; return a list of problems, [] if it fits."""
