@@ -135,4 +135,4 @@ class Dropping(nn.Module):
         self.network = small(outputs)
 
     def forward(self, image: Tensor) -> Tensor:
-        return dropout(self.network(image), 0.5)  # type: ignore[no-any-return]
+        return dropout(self.network(image), 0.5)

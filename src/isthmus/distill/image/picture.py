@@ -16,9 +16,8 @@ from isthmus.distill.language.image import GAIN, Picture
 from isthmus.distill.losses.adversarial import Adversarial, PatchDiscriminator
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.perceptual import Perceptual
-from isthmus.distill.onnx.builder import Building
 from isthmus.distill.outputs.form import OutputFormat
-from isthmus.distill.tabular.answers import StudentOutput
+from isthmus.distill.tabular.answers import NumberOutput
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.users.prediction import Prediction
 from isthmus.distill.tasks.task import Batch, Material
@@ -33,26 +32,16 @@ _BEYOND = 0.01
 """By how much a teacher's colors may leave [0, 1], to be clipped."""
 
 
-class PictureOutput(StudentOutput):
+class PictureOutput(NumberOutput):
     """Output layer for pictures (n, 3, side, side): clip colors to [0, 1]."""
 
-    name = KEY
     width = 0
 
     def scores(self, last: Tensor) -> Tensor:
         return last
 
     def forward(self, scores: Tensor) -> Tensor:
-        return scores.clamp(0, 1)
-
-    def from_scores(self, scores: Array) -> Array:
-        return scores
-
-    def to_scores(self, answers: Array) -> Array:
-        return answers
-
-    def write(self, build: Building, last: str, name: str) -> None:
-        raise NotImplementedError  # torch exports the whole network
+        return self.calibrate(scores)
 
 
 class PictureLabels(Kind):
@@ -75,7 +64,7 @@ class PictureLabels(Kind):
         self.wanted, self._size = wanted, (3, side, side)
 
     def answer(self) -> PictureOutput:
-        return PictureOutput()
+        return PictureOutput(KEY, 0, 1)
 
     def objective(self, declared: Predictor) -> Objective:
         picture, soft = declared.label, declared.soft_weight
@@ -104,9 +93,6 @@ class PictureLabels(Kind):
             found = f"colors from {numbers.min():g} to {numbers.max():g}"
             raise DataError(where, found, expected="finite numbers from 0 to 1", remedy="scale and clip them")
         return numbers.clip(0, 1)
-
-    def labeled(self, rows: Index) -> Index:
-        return rows if self.wanted is None else rows[self.wanted.places[rows] >= 0]
 
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
         """Return SSIM and PSNR against the labels of the rows that have one; {} without labels."""
@@ -151,7 +137,8 @@ class PictureTask(ImageTask):
         return PictureLabels(wanted, side)
 
     def labeled(self, rows: Index) -> Index:
-        return self._kind.labeled(rows)
+        wanted = self._kind.wanted
+        return rows if wanted is None else rows[wanted.places[rows] >= 0]
 
     def batch(self, rows: Tensor) -> Batch:
         wanted, places = self._kind.wanted, rows.numpy()
