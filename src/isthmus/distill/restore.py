@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from isthmus.distill.causal.task import CausalTask
-from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Tabular
+from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Predictor, Tabular
 from isthmus.distill.image.picture import PictureTask
 from isthmus.distill.image.task import IMAGES, ImageTask
 from isthmus.distill.labels import Binary
@@ -359,5 +359,5 @@ def _options(task: Tabular) -> dict[str, Any]:
     return options
 
 
-def _terms(task: Tabular | Text) -> dict[str, Any]:
+def _terms(task: Predictor) -> dict[str, Any]:
     return {} if task.objective is None else {"objective": [fingerprint(term) for term in task.objective]}

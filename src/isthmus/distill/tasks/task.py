@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from isthmus.distill.declaration import Distillation, Plan, Predictor
 from isthmus.distill.evaluation.metrics import agreement, cosine
 from isthmus.distill.labels import Rank
-from isthmus.distill.language.image import Picture
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
