@@ -12,7 +12,7 @@ from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
 from isthmus.distill.labels import Binary, Calibration, Classes, Label, Monitor, Rank
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.language.image import Image
-from isthmus.distill.language.objective import Term, objective_problems
+from isthmus.distill.language.objective import DeclaredTerm, objective_problems
 from isthmus.distill.language.teachers import DeclaredTeacher, abstains, teacher_problems
 from isthmus.distill.language.text import Text
 from isthmus.distill.settings import TrainingSettings, failed_checks
@@ -101,7 +101,7 @@ class Tabular:
     dropout: float = 0.1
     temperature: float = 2.0
     soft_weight: float = 0.7
-    objective: Sequence[Term] | None = None
+    objective: Sequence[DeclaredTerm] | None = None
     teacher_rounds: int = 40
     teacher_learning_rate: float = 0.2
     preparation: Mapping[str, Sequence[Step] | Encoding] = field(default_factory=dict)

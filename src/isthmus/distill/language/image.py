@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from isthmus.distill.labels import Binary, Calibration, Classes, Label, Number
-from isthmus.distill.language.objective import Term, objective_problems
+from isthmus.distill.language.objective import DeclaredTerm, objective_problems
 from isthmus.distill.language.teachers import (
     FUNCTION,
     DeclaredTeacher,
@@ -125,7 +125,7 @@ class Image:
     side: int = 64
     augment: int = 0
     mirror: bool = True
-    objective: Sequence[Term] | None = None
+    objective: Sequence[DeclaredTerm] | None = None
     temperature: float = 2.0
     soft_weight: float = 0.7
     calibration: Calibration | None = None

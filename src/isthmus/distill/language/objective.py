@@ -1,27 +1,44 @@
-"""Checks of the terms that a `Tabular`, a `Text` or an `Image` declares as its objective."""
+"""The terms that a `Tabular`, a `Text` or an `Image` declares as its objective, and their checks."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from isthmus.distill.labels import Label
 from isthmus.distill.language.teachers import abstains
 from isthmus.features.errors import Problem, one_of
 
-if TYPE_CHECKING:
-    from isthmus.distill.declaration import Predictor
-    from isthmus.distill.losses.objective import Term as Term
-else:
-    Term = object  # definitions must not import torch, except to write terms
+
+@runtime_checkable
+class DeclaredTerm(Protocol):
+    """A `Term` of `isthmus.losses`, which is not imported here: it needs torch, and most definitions do not."""
+
+    @property
+    def arguments(self) -> Mapping[str, str]: ...
+    @property
+    def asks_teacher(self) -> bool: ...
+    @property
+    def loss_name(self) -> str: ...
+    def takes(self, argument: str) -> bool: ...
+    def parameters(self) -> Iterator[Any]: ...
 
 
-def objective_problems(declared: "Predictor", where: str) -> list[Problem]:
-    """Return a problem for each invalid term of `objective`. Call it only if label and teacher are valid."""
-    if declared.objective is None or not isinstance(declared.label, Label):
-        return []
-    from isthmus.distill.losses.objective import Term, named_terms
+_Term = TypeVar("_Term", bound=DeclaredTerm)
 
+
+def named_terms(terms: Sequence[_Term]) -> dict[str, _Term]:
+    """Return terms by the names of their losses; a loss that comes again gets a number."""
+    named: dict[str, _Term] = {}
+    for term in terms:
+        named[term.loss_name if term.loss_name not in named else f"{term.loss_name} {len(named) + 1}"] = term
+    return named
+
+
+def objective_problems(declared: Any, where: str) -> list[Problem]:
+    """Return a problem for each invalid term of a task whose label and teacher are valid."""
     place, terms, gaps = f"{where}: objective", declared.objective, abstains(declared.teacher)
-    if not isinstance(terms, Sequence) or not terms or not all(isinstance(term, Term) for term in terms):
+    if terms is None or not isinstance(declared.label, Label):
+        return []
+    if not isinstance(terms, Sequence) or not terms or not all(isinstance(term, DeclaredTerm) for term in terms):
         return [Problem(place, repr(terms), "a list of Term, from isthmus.losses")]
     student, teacher = f"student.{declared.label.key}", f"teacher.{declared.label.key}"
     known = (student, teacher, *(["teacher.answered"] if gaps else []), "labels")

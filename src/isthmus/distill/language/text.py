@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from isthmus.distill.labels import Binary, Calibration, Classes, Label, Rank
-from isthmus.distill.language.objective import Term, objective_problems
+from isthmus.distill.language.objective import DeclaredTerm, objective_problems
 from isthmus.distill.language.teachers import (
     FUNCTION,
     DeclaredTeacher,
@@ -162,7 +162,7 @@ class Text:
     dropout: float = 0.1
     temperature: float = 2.0
     soft_weight: float = 0.7
-    objective: Sequence[Term] | None = None
+    objective: Sequence[DeclaredTerm] | None = None
     calibration: Calibration | None = None
     weight: str | None = None
     class_weight: Literal["balanced"] | None = None

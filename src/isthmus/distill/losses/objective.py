@@ -3,7 +3,7 @@
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -149,14 +149,6 @@ class Term(nn.Module):
         if problems:
             raise ConfigurationError("outputs", problems)
         return self.loss(**values)
-
-
-def named_terms(terms: Sequence[Term]) -> dict[str, Term]:
-    """Return terms by the names of their losses; a loss that comes again gets a number."""
-    named: dict[str, Term] = {}
-    for term in terms:
-        named[term.loss_name if term.loss_name not in named else f"{term.loss_name} {len(named) + 1}"] = term
-    return named
 
 
 def _signature(loss: Callable[..., Tensor]) -> inspect.Signature:

@@ -119,8 +119,7 @@ class LabelTask(Task):
         objective = self._kind.objective(self.declared)
         if self.declared.objective is not None:
             objective = declared_objective(self.declared.objective, objective)
-        answers = abstains(self.declared.teacher)
-        objective = over_known_rows(objective, labels=not self._kind.complete, answers=answers)
+        objective = over_known_rows(objective, labels=not self._kind.complete, answers=abstains(self.declared.teacher))
         return objective if self._row_weights is None else weighted(objective, self._label_type)
 
     def quality(self, answers: Answers, rows: Index, _teacher: Answers) -> dict[str, float]:

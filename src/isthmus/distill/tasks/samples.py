@@ -34,8 +34,7 @@ def edges(row: Columns, inputs: Iterable[ModelInput]) -> dict[str, Values]:
         single = item.dtype.element or item.dtype
         zero = {"String": "", "Bool": False}.get(single.name, 0)
         last = UNSEEN if single.name == "String" else row[item.name].tolist(item.dtype)[0]
-        values: list[Any] = [zero, *_EDGES[single.name]]
-        values = values if item.size is None else [[value] * item.size for value in values]
+        values = [value if item.size is None else [value] * item.size for value in (zero, *_EDGES[single.name])]
         edge_rows[item.name] = from_python([None, *values, last], item.dtype)
     return edge_rows
 

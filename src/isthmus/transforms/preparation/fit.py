@@ -108,7 +108,9 @@ def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping
             parameters[name].append(tuple(float(np.float32(value)) for value in learned))
     fitted = [
         FittedNumber(
-            name, tuple(map(described, steps)), tuple(parameters[name]),
+            name,
+            tuple(map(described, steps)),
+            tuple(parameters[name]),
             # The elements of an array are missing together.
             INDICATOR_SHARE <= (shares[name][0] or 0.0) < 1 and (not name.endswith("]") or name.endswith("[0]")),
         )

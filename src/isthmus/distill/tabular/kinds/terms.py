@@ -6,15 +6,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from isthmus.distill.language.objective import DeclaredTerm, named_terms
 from isthmus.distill.losses.logits import IGNORED
-from isthmus.distill.losses.objective import Objective, Term, named_terms
+from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.teachers.teacher import ANSWERED
 
 _ANSWERED = f"teacher.{ANSWERED}"
 
 
-def declared_objective(terms: Sequence[Term], usual: Objective) -> Objective:
+def declared_objective(declared: Sequence[DeclaredTerm], usual: Objective) -> Objective:
     """Return the objective of declared terms; the labels' term of the `usual` one trains a control that has none."""
+    terms = [term for term in declared if isinstance(term, Term)]
     control = usual.without_teacher() if all(term.asks_teacher for term in terms) else None
     return Objective(named_terms(terms), None if control is None else control.terms)
 
