@@ -25,10 +25,11 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.types import UnixTimestamp
 from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, serving_profile
 from isthmus.orchestration.models import cards
+from isthmus.orchestration.models.tracking import track
 from isthmus.orchestration.project import Project
 from isthmus.package.checksums import verify_checksums
 from isthmus.package.inputs import ModelInput
-from isthmus.package.manifest import Package, open_package, read_package
+from isthmus.package.manifest import Package, open_package, package_digest, read_package
 from isthmus.package.signature import require_signature
 from isthmus.package.snapshot.selection import device_manifest
 from isthmus.transforms import engine
@@ -76,6 +77,7 @@ def distill(
         )
     # Write the pointer before the documents, which fail for a gate on an unknown metric: fixing it needs no training.
     write_atomically(artifacts.models / "latest", report.id.encode())
+    track(artifacts, progress=progress)
     cards.write(artifacts, report.path, _package_of(artifacts, report.id))
     return report
 
@@ -238,6 +240,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     cards.write_serving(report)
     cards.write(artifacts, model, report.path)
     write_atomically(artifacts.package_pointer, report.path.name.encode())
+    track(artifacts, package=package_digest(report.path), progress=progress)
     return report
 
 
