@@ -119,9 +119,14 @@ def generated(names: Mapping[str, Any]) -> None:
     assert names["report"].files["model.fp32.ort"].agreement == 1
 
 
+def declared(names: Mapping[str, Any]) -> None:
+    assert names["task"].problems("task") == []
+
+
 AFTER: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "docs/evaluation.md": evaluated,
     "docs/teachers.md": taught,
+    "docs/transfer.md": declared,
     "docs/training.md": trained,
     "docs/dagster.md": graphed,
     "docs/decoding.md": generated,
