@@ -394,6 +394,12 @@ class Outliers(Classes):
             return NetworkTeacher(Classifier(96), ["logits", "embedding"], name="classifier")
 
 
+class Compressed(Outliers):
+    """Files with smaller weights are always made."""
+
+    tolerance = MappingProxyType({"fp32": 1e-5, "int8": 0.02, "w8": 0.02, "fp16": 0.005})
+
+
 class Mixed(Outliers):
     """Any file in mixed precision is close enough."""
 

@@ -13,8 +13,9 @@ import numpy as np
 import onnx
 import pyspark
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
+from isthmus.distill.onnx.quantize import quantize_mixed
 from isthmus.distill.onnx.runtime import oldest_runtime, ort_format, predict, session
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
@@ -165,12 +166,35 @@ def test_what_an_older_runtime_refuses_names_a_newer_one(release: tuple[str, Pat
         onnx.save(model, tmp_path / f"conv{opset}.onnx")
         (tmp_path / f"conv{opset}.ort").write_bytes(ort_format(model.SerializeToString()))
         files += [tmp_path / f"conv{opset}.onnx", tmp_path / f"conv{opset}.ort"]
+    files += transformer_files(tmp_path)
     minor = int(version.split(".")[1])
     promised = [file for file in files if int(oldest_runtime(file.read_bytes()).split(".")[1]) <= minor]
-    assert {"model.fp32.onnx", "model.fp32.ort", "conv20.onnx", "conv20.ort"} <= {file.name for file in promised}
+    expected = {"model.fp32.onnx", "model.fp32.ort", "conv20.onnx", "conv20.ort", "block.fp32.ort", "block.mixed.ort"}
+    assert expected <= {file.name for file in promised}
     assert refused(folder, version, promised) == []
     others = [file for file in files if file not in promised]
     assert "model.int4.ort" in refused(folder, version, others)
+
+
+def transformer_files(folder: Path) -> list[Path]:
+    """Files of a normalization and a layer, which ONNX Runtime fuses in ORT format."""
+    draw = np.random.default_rng(3)
+    constants = {"scale": draw.normal(size=64), "w": draw.normal(size=(64, 80)), "b": draw.normal(size=80)}
+    block = helper.make_graph(
+        [
+            helper.make_node("Add", ["x", "r"], ["s"]), helper.make_node("LayerNormalization", ["s", "scale"], ["n"]),
+            helper.make_node("MatMul", ["n", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["a"]),
+            helper.make_node("Gelu", ["a"], ["y"]),
+        ],
+        "block", [helper.make_tensor_value_info(name, 1, ["n", "p", 64]) for name in ("x", "r")],
+        [helper.make_tensor_value_info("y", 1, ["n", "p", 80])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(block, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    rows = [{name: draw.normal(size=(4, 3, 64)).astype(np.float32) for name in ("x", "r")}]
+    (folder / "block.fp32.ort").write_bytes(ort_format(model.SerializeToString()))
+    (folder / "block.mixed.ort").write_bytes(ort_format(quantize_mixed(model, rows, ("MatMul",)), compressed=True))
+    return [folder / "block.fp32.ort", folder / "block.mixed.ort"]
 
 
 def refused(folder: Path, version: str, files: list[Path]) -> list[str]:

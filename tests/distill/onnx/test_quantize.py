@@ -104,6 +104,36 @@ def test_an_ort_file_does_not_store_compressed_weights_as_floats(precision: str,
     assert (again, ort_format(again, compressed=True)) == (compressed, packed)
 
 
+@pytest.mark.parametrize("axes", [[0], [1], [-2]])
+def test_a_table_of_positions_is_compressed_if_whole_rows_are_read(axes: list[int]) -> None:
+    nodes = [
+        helper.make_node("Shape", ["ids"], ["count"], start=1, end=2),
+        helper.make_node("Slice", ["table", "zero", "count", "axes"], ["first"]),
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("ReduceMean", ["first"], ["mean"], keepdims=0),
+        helper.make_node("Add", ["rows", "mean"], ["y"]),
+    ]
+    constants = {"table": WEIGHTS["table"].astype(np.float32), "zero": np.array([0]), "axes": np.array(axes)}
+
+    def content(table: Array) -> bytes:
+        graph = helper.make_graph(
+            nodes, "positions", [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", "P"])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "P", 64])],
+            [numpy_helper.from_array(value, name) for name, value in {**constants, "table": table}.items()],
+        )  # fmt: skip
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+
+    whole = content(constants["table"])
+    compressed = compress_weights(onnx.load_model_from_string(whole), "w8", ("Gather",))
+    if axes != [0]:
+        assert "table" in {tensor.name for tensor in onnx.load_model_from_string(compressed).graph.initializer}
+        return
+    assert len(compressed) < 0.35 * len(whole)
+    assert len(ort_format(compressed, compressed=True)) < 0.45 * len(whole)
+    expected = answers(content(eight_bits(WEIGHTS["table"], 0).astype(np.float32)), FEEDS)
+    np.testing.assert_allclose(answers(compressed, FEEDS), expected, atol=2e-6)
+
+
 def test_only_declared_operators_are_compressed() -> None:
     whole = model().SerializeToString(deterministic=True)
     assert compress_weights(model(), "w8", ()) == whole

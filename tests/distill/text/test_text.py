@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -14,8 +16,10 @@ from tokenizers import Tokenizer
 
 from isthmus import Bag, Binary, Encoder, Number, Pretrained, Rank, TeacherFunction, Temperature, Text
 from isthmus.distill.distillation import distill
+from isthmus.distill.export.conversion import in_ort_format, in_precision
 from isthmus.distill.export.export import export
 from isthmus.distill.restore import restore
+from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.text.task import TextTask
 from isthmus.distill.text.vocabulary import StudentTokenizer
@@ -91,6 +95,22 @@ def test_the_package_has_the_tokenizer_and_what_it_should_return(table: pa.Table
     for pair in checks["pairs"]:
         assert tokenizer.encode(pair["text"]).ids == pair["input_ids"]
         assert 1 <= len(pair["input_ids"]) <= checks["tokens"]
+
+
+@pytest.mark.parametrize("student", [Bag(vocabulary=200, width=64), Encoder(layers=1, width=64, heads=2, inner=64)])
+def test_no_precision_stores_embeddings_in_32_bits(table: pa.Table, tmp_path: Path, student: Bag | Encoder) -> None:
+    task = TextTask(material(table, tmp_path, replace(TEXT, student=student)))
+    network = task.student().eval()
+    with torch.no_grad():
+        graph, edges = student_graph(task, network), task.edges(network)
+    whole = in_ort_format(in_precision(task, graph, "fp32", ()), "fp32")
+    for precision in ("int8", "mixed", "w8", "fp16"):
+        content = in_precision(task, graph, precision, edges)
+        sizes = {tensor.name: np.prod(tensor.dims) for tensor in onnx.load_model_from_string(content).graph.initializer
+                 if tensor.data_type == onnx.TensorProto.FLOAT}  # fmt: skip
+        assert max(sizes.values()) < 4096, precision
+        # Each node takes more bytes in ORT format; the weights must not.
+        assert len(in_ort_format(content, precision)) < 0.85 * len(whole), precision
 
 
 def test_long_texts_are_cut_and_counted(table: pa.Table, tmp_path: Path) -> None:

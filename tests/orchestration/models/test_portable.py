@@ -186,6 +186,23 @@ def test_a_network_is_whole_in_each_runtime(of_network: ExportReport) -> None:
 
 
 @pytest.mark.accept
+def test_compressed_files_are_smaller_and_within_their_tolerance(installed: None, tmp_path: Path) -> None:
+    asked = {**NETWORK, "task": "tests.distill.kinds:Compressed", "runtimes": ("onnxruntime", "litert", "coreml")}
+    trained = run(tmp_path, training_set(ROWS), **asked)
+    report = packaged(trained.path, tmp_path / "packages", **asked)
+    assert report.left_out.keys() == {"int8"}
+    variants = {variant.file: variant for variant in read_package(report.path).variants}
+    for suffix, shares in {"tflite": (0.5, 0.65), "mlpackage.zip": (0.65, 0.8)}.items():
+        whole, *smaller = (variants[f"model.{precision}.{suffix}"] for precision in ("fp32", "w8", "fp16"))
+        for variant, share in zip(smaller, shares, strict=True):
+            assert variant.bytes < share * whole.bytes, variant.file
+            assert 1e-6 < variant.worst < 0.02
+    shown = verify(report.path, "--runtime", "coreml", "--json")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert packaged(trained.path, tmp_path / "again", **asked).digest == report.digest
+
+
+@pytest.mark.accept
 @pytest.mark.parametrize(("runtime", "file", "name"), [
     ("litert", "core.fp32.tflite", "LiteRT"), ("coreml", "core.fp32.mlpackage.zip", "Core ML"),
 ])  # fmt: skip
@@ -246,13 +263,13 @@ def _masked(*padded: str) -> Portable:
 
 def test_an_open_size_that_nothing_may_fill_up_is_named() -> None:
     with pytest.raises(GateFailed, match=r"size P is dynamic; .*padded = \['P'\]"):
-        convert_student(_masked())
+        convert_student(_masked(), "model.fp32.tflite")
 
 
 @pytest.mark.accept
 def test_zeros_fill_up_an_open_size_and_answers_are_cut(installed: None) -> None:
     of = _masked("P")
-    program = convert_student(of)
+    program = convert_student(of, "model.fp32.tflite")
     assert (program.max_sizes, program.padded) == ({"N": 1, "P": 5}, ("P",))
     with run_program(LiteRTProgram, program, of.tensors, of.outputs) as run:
         for size in (1, 3, 5):

@@ -144,10 +144,13 @@ def require_smaller(precision: str, models: Mapping[str, bytes], profile: Servin
     """Raise GateFailed if a file that should save space is not smaller than fp32. `models` is by file name."""
     if precision not in (OPTIONAL if profile.precision != SMALLEST else ("int8", *OPTIONAL)):
         return
-    size, whole = (len(models[f"{MODEL}.{name}.ort"]) for name in (precision, "fp32"))
-    if size >= whole:
+    require_fewer_bytes(f"{MODEL}.{precision}.ort", *(models[f"{MODEL}.{name}.ort"] for name in (precision, "fp32")))
+
+
+def require_fewer_bytes(file: str, model: bytes, whole: bytes) -> None:
+    if len(model) >= len(whole):
         raise GateFailed(
-            f"{MODEL}.{precision}.ort", f"has {size:,} bytes", expected=f"fewer than the {whole:,} of fp32",
+            file, f"has {len(model):,} bytes", expected=f"fewer than the {len(whole):,} of fp32",
             remedy="serve fp32, or another precision",
         )  # fmt: skip
 

@@ -22,6 +22,7 @@ from isthmus.distill.export.acceptance import (
     exported_precisions,
     fastest_within_budget,
     int8_advice,
+    require_fewer_bytes,
     require_smaller,
     served_models,
 )
@@ -258,7 +259,7 @@ class _Files:
         for precision in self.precisions:
             passed: list[Accepted] = []
             try:
-                self._require_needed(precision)
+                self._require_needed(precision, "onnx")
                 if precision != "fp32":
                     self._convert(precision)
                 require_smaller(precision, self.models, self.profile)
@@ -279,8 +280,9 @@ class _Files:
         if not self.accepted:
             raise next(iter(self.left_out.values()))
 
-    def _require_needed(self, precision: str) -> None:
-        smaller = [file.variant.precision for file in self.accepted if file.variant.precision != "fp32"]
+    def _require_needed(self, precision: str, suffix: str) -> None:
+        variants = [file.variant for file in self.accepted if file.variant.precision != "fp32"]
+        smaller = [variant.precision for variant in variants if variant.format == suffix.removesuffix(".zip")]
         if self.profile.precision == SMALLEST and precision in OPTIONAL and smaller:
             raise GateFailed(f"{MODEL}.{precision}", f"not needed: {smaller[0]} passes and comes first")
 
@@ -296,20 +298,27 @@ class _Files:
         for runtime in runtimes:
             made = dict(runtime.files(of, train))
             for file, convert in made.items():
+                _, precision, suffix = file.split(".", 2)
+                if file in self.left_out or (precision in OPTIONAL and precision not in self.precisions):
+                    continue
                 try:
+                    self._require_needed(precision, suffix)
                     program = convert()
+                    if precision in OPTIONAL:
+                        whole = next(x for x in self.accepted if x.variant.file == file.replace(precision, "fp32"))
+                        require_fewer_bytes(file, program.model, whole.model)
                     with run_program(runtime.program, program, of.tensors, of.outputs) as run:
                         accepted = accept(self.reference, self.limits, file, program.model, run, program.max_sizes)
                     variant = msgspec.structs.replace(accepted.variant, padded=program.padded)
                     self.accepted.append(accepted._replace(variant=variant))
                     self.progress(f"compared {file}", 0.8)
                 except GateFailed as error:
-                    # Later files are made from the same program, so they are wrong, too.
-                    wrong = [*made][[*made].index(file) :] if isinstance(error, ParityFailed) else [file]
+                    # Other files are made from the same program, or in the same way, so they would be wrong, too.
+                    wrong = [each for each in made if each == file or (precision == "fp32" and (
+                        isinstance(error, ParityFailed) or each.split(".")[1] in OPTIONAL
+                    ))]  # fmt: skip
                     self.left_out |= dict.fromkeys(wrong, error)
                     self.progress(f"no {', '.join(wrong)}: {error}", 0.8)
-                    if len(wrong) > 1:
-                        break
 
     def _head(self, core: Portable) -> bytes | None:
         if core.head is None:

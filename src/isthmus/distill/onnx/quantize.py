@@ -17,7 +17,7 @@ from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.package.inputs import Feeds
 
 TABLE = "Gather"
-"""The operator that reads embedding tables."""
+"""The operator that reads embedding tables; it also stands for Slice, which reads tables of positions."""
 LEAST_TABLE = 4096
 """Fewest numbers of a table or weight to make smaller: below, the added nodes would outweigh the savings."""
 COMPRESSED = ("w8", "fp16")
@@ -248,8 +248,10 @@ def _read_names(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _compress_tables(graph: onnx.GraphProto, precision: str) -> int:
-    """Compress in place the tables that only Gather reads, for "w8" with one step per row; return how many."""
+    """Compress in place the tables of which only rows are read, for "w8" with one step per row; return how many."""
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
+    integers = (tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT64)
+    first = {tensor.name for tensor in integers if numpy_helper.to_array(tensor).tolist() == [0]}
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in dict.fromkeys(node.input):
@@ -257,7 +259,7 @@ def _compress_tables(graph: onnx.GraphProto, precision: str) -> int:
     count = 0
     for name, tensor in constants.items():
         nodes = readers.get(name, [])
-        embeds = all(_reads_rows(node, name) for node in nodes)
+        embeds = all(_reads_rows(node, name, first) for node in nodes)
         if not nodes or not embeds or len(tensor.dims) != 2 or np.prod(tensor.dims) < LEAST_TABLE:
             continue
         values, steps = _smaller(numpy_helper.to_array(tensor), 0, precision)
@@ -269,12 +271,14 @@ def _compress_tables(graph: onnx.GraphProto, precision: str) -> int:
         if steps is not None:
             graph.initializer.append(numpy_helper.from_array(steps, step))
         for node in nodes:
-            out, ids = node.output[0], node.input[1]
+            out = node.output[0]
             plain = out if steps is None else f"{out}/float"
-            made = [helper.make_node("Gather", [whole, ids], [f"{out}/whole"], name=f"{out}/whole"),
-                    helper.make_node("Gather", [step, ids], [f"{out}/step"], name=f"{out}/step"),
-                    helper.make_node("Cast", [f"{out}/whole"], [plain], name=plain, to=1),
-                    helper.make_node("Mul", [plain, f"{out}/step"], [out], name=f"{out}/row")]  # fmt: skip
+            made = [
+                *(helper.make_node(node.op_type, [source, *node.input[1:]], [rows], name=rows)
+                  for source, rows in ((whole, f"{out}/whole"), (step, f"{out}/step"))),
+                helper.make_node("Cast", [f"{out}/whole"], [plain], name=plain, to=1),
+                helper.make_node("Mul", [plain, f"{out}/step"], [out], name=f"{out}/row"),
+            ]  # fmt: skip
             made = made if steps is not None else [made[0], made[2]]
             place = [*graph.node].index(node)
             graph.node.remove(node)
@@ -284,7 +288,10 @@ def _compress_tables(graph: onnx.GraphProto, precision: str) -> int:
     return count
 
 
-def _reads_rows(node: onnx.NodeProto, table: str) -> bool:
+def _reads_rows(node: onnx.NodeProto, table: str, first: Container[str]) -> bool:
+    """Return True if a node reads rows of `table`. `first` has the names of constants that name only the first axis."""
+    if node.op_type == "Slice":  # the first rows of a table of positions
+        return table not in node.input[1:] and len(node.input) > 3 and node.input[3] in first
     along = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
     return node.op_type == TABLE and along == 0 and [*node.input].index(table) == 0
 

@@ -18,9 +18,13 @@ from isthmus.package.replay import session_options
 _OLDEST, _IR_VERSION, _VERSIONS = "1.19", 10, {"": 21, "ai.onnx.ml": 5}
 """The oldest tested ONNX Runtime release, the IR version it reads, and its operator set versions by domain."""
 _CONTRIBUTED = {"MatMulNBits": "1.22", "GatherBlockQuantized": "1.23"} | dict.fromkeys(
-    ("FusedConv", "FusedGemm", "FusedMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QuickGelu"), _OLDEST
-)
-"""The first release of ONNX Runtime in which each contributed operator has the attributes that export writes."""
+    ("BiasGelu", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulIntegerToFloat", "QGemm", "QLinearAdd", "QLinearMul",
+     "QuickGelu", "SkipLayerNormalization"), _OLDEST
+)  # fmt: skip
+"""The first release of ONNX Runtime in which each contributed operator has the attributes that export writes.
+
+`benchmarks/oldest_runtime.py` tries the statements with real releases.
+"""
 
 Run = Callable[[Feeds], dict[str, Array]]
 """A function that runs a model: input tensors by name to outputs by name."""

@@ -19,8 +19,8 @@ from isthmus.distill.types import Index
 class Conversion(NamedTuple):
     """The conversion of a student for a runtime; `program` is the class that runs the converted files.
 
-    `files` takes a student and the numbers of the training rows. It returns a function per file name, fp32 first. Each
-    function converts the student to this file, or raises a GateFailed.
+    `files` takes a student and the numbers of the training rows. It returns a function per file name, fp32 first, then
+    in the order of preference. Each function converts the student to this file, or raises a GateFailed.
     """
 
     program: type[Program]

@@ -122,7 +122,8 @@ def open_session(model: bytes, beside: "dict[str, bytes]", *, generates: bool) -
     options.enable_mem_pattern = not generates
     options.log_severity_level = 3  # no warnings about the processor
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
-    if beside:
+    # Releases before 1.23 lack it; they open models that keep their weights inside.
+    if beside and hasattr(options, "add_external_initializers_from_files_in_memory"):
         sizes = [len(data) for data in beside.values()]
         options.add_external_initializers_from_files_in_memory([*beside], [*beside.values()], sizes)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from isthmus.distill.onnx.quantize import COMPRESSED, LEAST_TABLE
 from isthmus.distill.runtimes.coreml.process import LIBRARIES, MODEL, WEIGHTS
 from isthmus.distill.runtimes.exportedprogram import convert, serve
 from isthmus.distill.runtimes.network import Converted, Portable
@@ -23,23 +25,30 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
-    return {f"{of.part}.fp32.mlpackage.zip": partial(convert_student, of)}
+    names = [f"{of.part}.{precision}.mlpackage.zip" for precision in ("fp32", *COMPRESSED)]
+    return {name: partial(convert_student, of, name) for name in names}
 
 
-def convert_student(of: Portable) -> Converted:
-    return convert(of, f"{of.part}.fp32.mlpackage.zip", LIBRARIES, "isthmus.distill.runtimes.coreml.export")
+def convert_student(of: Portable, file: str) -> Converted:
+    return convert(of, file, LIBRARIES, "isthmus.distill.runtimes.coreml.export")
 
 
 def _convert(program: ExportedProgram, file: str) -> bytes:
     # These imports take six seconds.
     import coremltools
 
+    precision = file.split(".")[1]
     names = [*pytree.tree_unflatten([*range(program.call_spec.out_spec.num_leaves)], program.call_spec.out_spec)]
+    # Core ML computes fp16 files in 16 bits; their outputs would be in 16 bits, too.
+    half = precision == "fp16"
     model = coremltools.convert(
-        program.run_decompositions(), compute_precision=coremltools.precision.FLOAT32,
+        program.run_decompositions(),
+        compute_precision=coremltools.precision.FLOAT16 if half else coremltools.precision.FLOAT32,
         minimum_deployment_target=coremltools.target.iOS16,
-        outputs=[coremltools.TensorType(name=name) for name in names],
+        outputs=[coremltools.TensorType(name=name, dtype=np.float32 if half else None) for name in names],
     )  # fmt: skip
+    if precision == "w8":
+        model = _with_small_weights(model)
     spec = model.get_spec()
     spec.description.metadata.Clear()  # contains the date
     parts = {MODEL: spec.SerializeToString(deterministic=True)}
@@ -47,6 +56,13 @@ def _convert(program: ExportedProgram, file: str) -> bytes:
     if weights.is_file():
         parts[WEIGHTS] = weights.read_bytes()
     return _zipped(parts, file.removesuffix(".zip"))
+
+
+def _with_small_weights(model: Any) -> Any:
+    from coremltools.optimize import coreml
+
+    config = coreml.OpLinearQuantizerConfig(mode="linear_symmetric", weight_threshold=LEAST_TABLE)
+    return coreml.linear_quantize_weights(model, config=coreml.OptimizationConfig(global_config=config))
 
 
 def _zipped(parts: Mapping[str, bytes], folder: str) -> bytes:

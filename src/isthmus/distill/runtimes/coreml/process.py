@@ -29,7 +29,10 @@ _HEADER = np.dtype([("sentinel", "<u4"), ("kind", "<u4"), ("size", "<u8"), ("off
 """Header of a tensor in the weights, see MILBlob's StorageFormat.hpp."""
 
 _ELEMENTS = {"FLOAT32": "float", "INT32": "int32", "BOOL": "bool"}
-_NUMPY = {"FLOAT32": np.dtype("<f4"), "INT32": np.dtype("<i4"), "BOOL": np.dtype("?")}
+_NUMPY: Mapping[str, "np.dtype[Any]"] = {
+    "FLOAT32": np.dtype("<f4"), "FLOAT16": np.dtype("<f2"), "INT32": np.dtype("<i4"), "INT8": np.dtype("i1"),
+    "BOOL": np.dtype("?"),
+}  # fmt: skip
 
 
 class CoreMLProgram(process.Program):
@@ -78,11 +81,11 @@ class _Graph:
         self._limits = {item.name: item.type.multiArrayType for item in specification.description.input}
         self._function = specification.mlProgram.functions["main"]
         self._block = self._function.block_specializations[self._function.opset]
-        self._operations = [operation for operation in self._block.operations if operation.type != "const"]
+        self._operations = [each for each in self._block.operations if each.type not in _CONSTANTS]
         self._constants = {
-            operation.outputs[0].name: values.read(operation.attributes["val"])
-            for operation in self._block.operations
-            if operation.type == "const"
+            each.outputs[0].name: _CONSTANTS[each.type]({name: values.read(x) for name, x in each.attributes.items()})
+            for each in self._block.operations
+            if each.type in _CONSTANTS
         }
 
     def inputs(self) -> list[Description]:
@@ -109,6 +112,18 @@ class _Graph:
             names = [output.name for output in operation.outputs]
             state |= zip(names, results if isinstance(results, tuple) else (results,), strict=True)
         return [state[name].numpy() for name in self._block.outputs]
+
+
+def _dequantized(parts: Mapping[str, Any]) -> Any:
+    data, axis = parts["quantized_data"], int(parts["axis"])
+    shape = [-1 if place == axis else 1 for place in range(data.ndim)]
+    zero, scale = (parts[name].reshape(shape if parts[name].ndim else []) for name in ("zero_point", "scale"))
+    return (data.to(scale.dtype) - zero.to(scale.dtype)) * scale
+
+
+_CONSTANTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "const": lambda parts: parts["val"], "constexpr_affine_dequantize": _dequantized,
+}  # fmt: skip
 
 
 def _limited(described: Description, limits: Any) -> Description:
@@ -142,7 +157,8 @@ class _Values:
             data = self._stored(value.blobFileValue.offset, prod(shape), _NUMPY[kind])
         else:
             field = value.immediateValue.tensor.WhichOneof("value")
-            data = np.array(getattr(value.immediateValue.tensor, field).values, _NUMPY[kind])
+            found: Any = getattr(value.immediateValue.tensor, field).values
+            data = np.frombuffer(bytes(found), _NUMPY[kind]) if field == "bytes" else np.array(found, _NUMPY[kind])
         return torch.from_numpy(data.reshape(shape).copy())
 
     def _stored(self, place: int, count: int, dtype: "np.dtype[Any]") -> Array:

@@ -1,5 +1,6 @@
 """Converts a student to a LiteRT model. Run with `python -m`, it is the child process that converts."""
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -7,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 from torch.export import ExportedProgram
 
+from isthmus.distill.onnx.quantize import COMPRESSED
 from isthmus.distill.runtimes.exportedprogram import convert, serve
 from isthmus.distill.runtimes.litert.process import LIBRARIES
 from isthmus.distill.runtimes.network import Converted, Portable
@@ -15,11 +17,11 @@ from isthmus.features.errors import GateFailed
 
 
 def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
-    return {f"{of.part}.fp32.tflite": partial(convert_student, of)}
+    names = [f"{of.part}.{precision}.tflite" for precision in ("fp32", *COMPRESSED)]
+    return {name: partial(convert_student, of, name) for name in names}
 
 
-def convert_student(of: Portable) -> Converted:
-    file = f"{of.part}.fp32.tflite"
+def convert_student(of: Portable, file: str) -> Converted:
     opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]
     if unfixed := [size for size in opened if size not in of.padded]:
         raise GateFailed(
@@ -32,7 +34,7 @@ def convert_student(of: Portable) -> Converted:
     return convert(of, file, LIBRARIES, "isthmus.distill.runtimes.litert.export", tuple(opened))
 
 
-def _convert(program: ExportedProgram) -> bytes:
+def _convert(program: ExportedProgram, file: str) -> bytes:
     # These imports take eight seconds.
     import litert_torch
 
@@ -43,8 +45,29 @@ def _convert(program: ExportedProgram) -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
         model.export(str(path))
-        return path.read_bytes()
+        return _compressed(path, file.split(".")[1])
+
+
+def _compressed(model: Path, precision: str) -> bytes:
+    """Return the model with smaller weights, which LiteRT converts to float32 before it computes."""
+    if precision not in COMPRESSED:
+        return model.read_bytes()
+    from ai_edge_quantizer import algorithm_manager, qtyping, quantizer, recipe
+
+    quantizing = quantizer.Quantizer(str(model))
+    if precision == "w8":
+        quantizing.load_quantization_recipe(recipe.weight_only_wi8_afp32())
+    else:
+        weights = qtyping.TensorQuantizationConfig(num_bits=16, dtype=qtyping.TensorDataType.FLOAT)
+        quantizing.update_quantization_recipe(
+            regex=".*", operation_name=qtyping.TFLOperationName.ALL_SUPPORTED,
+            op_config=qtyping.OpQuantizationConfig(
+                weight_tensor_config=weights, compute_precision=qtyping.ComputePrecision.FLOAT
+            ),
+            algorithm_key=algorithm_manager.AlgorithmName.FLOAT_CASTING,
+        )  # fmt: skip
+    return bytes(quantizing.quantize().quantized_model)
 
 
 if __name__ == "__main__":
-    serve(_convert)
+    serve(partial(_convert, file=sys.argv[1]))
