@@ -51,6 +51,31 @@ def test_the_default_tolerance_grows_with_the_outputs(table: pa.Table) -> None:
     assert ParityLimits.of(task, student, test).limit("int8", "logits") == 0.05
 
 
+def test_logits_of_classes_are_compared_as_probabilities(table: pa.Table) -> None:
+    task, student = made(table)
+    test = task.material.parts.test
+    student.last.weight.mul_(50)
+    case = task.numbered_case(student, test[:20])
+    moved = {"logits": case.expected["logits"] + np.float32(0.9) * np.eye(1, 5, dtype=np.float32)}
+    assert ParityLimits.of(task, student, test).compare("fp32", case, moved)[0].by == pytest.approx(0.9, abs=1e-3)
+    task.classes = tuple("abcde")
+    limits = ParityLimits.of(task, student, test)
+    assert limits.limit("int8", "softmax(logits)") == pytest.approx(0.05, abs=1e-5)
+    (far,) = limits.compare("int8", case, moved)
+    powers = [np.exp(side["logits"].astype(np.float64)) for side in (case.expected, moved)]
+    before, after = (power / power.sum(1, keepdims=True) for power in powers)
+    assert far.by == pytest.approx(np.abs(after - before).max(), abs=1e-6)
+    assert re.search(r"row \d+ of the training set, output softmax\(logits\)\[\d\]", far.place)
+    # A number that is added to all logits changes no probability.
+    (same,) = limits.compare("fp32", case, {"logits": case.expected["logits"] + 1})
+    assert same.share <= 1
+    # A tolerance that the task declares is about the outputs themselves.
+    task.tolerance = {"fp32": 1e-5, "int8": 0.5}
+    (raw,) = ParityLimits.of(task, student, test).compare("int8", case, moved)
+    assert raw.limit == 0.5
+    assert raw.by == pytest.approx(0.9, abs=1e-3)
+
+
 @pytest.mark.parametrize("mask", [-1e9, -1e4, float(np.finfo(np.float32).min)])
 def test_masked_logits_allow_no_other_number_to_differ(table: pa.Table, mask: float) -> None:
     task, student = made(table)

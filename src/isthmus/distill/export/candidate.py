@@ -7,6 +7,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import onnxruntime
+from scipy.special import softmax
 from torch import nn
 
 from isthmus.distill.onnx.footprint import Footprint, footprint
@@ -48,7 +49,8 @@ class ParityLimits:
 
     A tolerance that the task declares is the limit of every output, and `scales` is empty. The default,
     `Task.tolerance`, is multiplied by the scale of each floating-point output, and two float32 steps are added for
-    rounding. Numbers much larger than the others, like the -1e9 of a mask, do not affect the scale.
+    rounding. Numbers much larger than the others, like the -1e9 of a mask, do not affect the scale. Logits of a task
+    with `classes` are compared as probabilities, which applications use: they move less.
     """
 
     task: Task
@@ -61,7 +63,7 @@ class ParityLimits:
         if tolerances is not Task.tolerance:
             return cls(task, tolerances, {})
         batches = task.graph_batches(rows[evenly_spaced(len(rows), SCALE_ROWS)])
-        answers = [task.case(student, batch).expected for batch in batches]
+        answers = [_as_probabilities(task, task.case(student, batch).expected) for batch in batches]
         scales = {}
         for name in answers[0]:
             values = np.concatenate([answer[name].ravel() for answer in answers])
@@ -81,12 +83,16 @@ class ParityLimits:
     def _key(self, precision: str) -> str:
         return precision if precision in self.tolerances else "int8"
 
+    def comparable(self, outputs: Answers) -> Answers:
+        """Return the numbers to compare instead of `outputs`, by a name for messages, to which `limit` applies."""
+        return _as_probabilities(self.task, outputs) if self.scales else outputs
+
     def compare(self, precision: str, case: Case, outputs: Answers) -> list[Deviation]:
+        expected = self.comparable(case.expected)
         return [
-            deviation(name, case.expected[name], values, self.limit(precision, name), widths=True,
-                      row_name=case.row_name)
-            for name, values in outputs.items()
-        ]  # fmt: skip
+            deviation(name, expected[name], values, self.limit(precision, name), widths=True, row_name=case.row_name)
+            for name, values in self.comparable(outputs).items()
+        ]
 
     def source(self, precision: str) -> str:
         if isinstance(self.task.material.declaration.task, str):
@@ -102,6 +108,15 @@ class ParityLimits:
         largest = {name: self.largest(name) for name in self.tolerances} | {precision: 1.2 * difference}
         values = ", ".join(f'"{name}": {_rounded_up(value):g}' for name, value in largest.items())
         return f"tolerance = {{{values}}} in class {type(self.task).__name__}"
+
+
+def _as_probabilities(task: Task, outputs: Answers) -> Answers:
+    count = len(task.classes or ())
+    return {
+        f"softmax({name})" if shown else name: softmax(values, -1) if shown else values
+        for name, values in outputs.items()
+        for shown in [name == "logits" and values.dtype.kind == "f" and values.shape[-1:] == (count,)]
+    }
 
 
 def _rounded_up(value: float) -> float:

@@ -137,7 +137,7 @@ class Parity:
             cases += self._golden
             recorded = [outputs[variant.file] for outputs in self._recorded]
             expected += [{name: tensor.array for name, tensor in outputs.items()} for outputs in recorded]
-        answers = ask(cases)
+        expected, answers = ([*map(self._limits.comparable, side)] for side in (expected, ask(cases)))
         limits = {name: self._limits.limit(variant.precision, name) for name in answers[0]}
         sides = [_worst(ours, theirs, limits) for ours, theirs in zip(expected, answers, strict=True)]
         for number, (side, *_) in enumerate(sides[sum(len(part.cases) for part in samples) :]):

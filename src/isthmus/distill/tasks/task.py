@@ -197,7 +197,8 @@ class Task(ABC):
         form: storage format of the teacher's cached outputs.
         tolerance: largest allowed difference between student and package per precision. By default it is relative: it
             is multiplied by the scale of each floating-point output, the width of the middle 95 % of the student's
-            numbers over 256 test rows, but at least 1. So for probabilities it is absolute.
+            numbers over 256 test rows, but at least 1. So for probabilities it is absolute. Logits are compared as
+            probabilities if `classes` is set.
         rounding: largest difference between the outputs of two processors.
         quantized: ONNX operators that INT8 graphs quantize, weights and inputs; for Gather, only the weights.
         golden: number of test rows that a package stores with their outputs; with 0 it has only the cases of `edges`.
