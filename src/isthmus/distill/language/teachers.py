@@ -115,12 +115,12 @@ class TeacherOutputs:
 class Pretrained:
     """A teacher that is a fine-tuned model of the transformers library, which reads a text.
 
-    The model has a classification head, or a regression head with one number. Its tokenizer is in the same folder.
-    Weights are read from safetensors, and no code next to them runs.
+    The model has a classification head, a regression head with one number, or for an `Embedding` any head or none. Its
+    tokenizer is in the same folder. Weights are read from safetensors, and no code next to them runs.
 
     Attributes:
-        source: folder with `config.json`, `model.safetensors` and the tokenizer, relative to the project; or the name
-            of a repository on the Hugging Face hub.
+        source: folder with `config.json`, `model.safetensors` and the tokenizer, relative to the project;
+            `package:NAME/FOLDER` in an installed Python package; or the name of a repository on the Hugging Face hub.
         column: feature of the teacher's service that holds the text; None for the only String.
         classes: names of the classes in the order of the logits; None for the names in the model's configuration.
         revision: commit, tag or branch of a repository on the hub. Only a commit never changes.

@@ -99,10 +99,10 @@ class Embedding:
     """The teacher's vector of a text, scaled to length 1. The student predicts `vector`.
 
     Attributes:
-        pooling: how the teacher, a `Pretrained`, was trained to make one vector of its last states: "mean" of all
-            tokens, or the state of the "first" token.
-        index: for a pair of columns, the number of test rows whose second text the package contains, with the teacher's
-            vectors times 127 as int8, for a device to search (`index.json`, `index.i8`); 0 for none.
+        pooling: "mean" if the teacher, a `Pretrained`, was trained with the mean of its last states as vector, "first"
+            if with the last state of the first token.
+        index: number of test rows whose second text of a pair the package contains, for a device to search, with the
+            teacher's vectors times 127 as int8 (`index.json`, `index.i8`).
     """
 
     pooling: Literal["mean", "first"] = "mean"
@@ -117,7 +117,7 @@ class Embedding:
 
 
 TextStudents = Bag | Encoder | PrunedEncoder
-LABEL_ONLY = ("objective", "temperature", "soft_weight", "calibration", "weight", "class_weight")
+_LABEL_ONLY = ("objective", "temperature", "soft_weight", "calibration", "weight", "class_weight")
 """Attributes of a `Text` that have no meaning for an `Embedding`."""
 
 
@@ -173,7 +173,7 @@ class Text:
 
     @property
     def measured(self) -> Sequence[str]:
-        return MEASURED if self.label else MEASURED[1:]
+        return MEASURED if self.label else ("texts_cut",)
 
     @property
     def pretrained(self) -> Sequence[Pretrained]:
@@ -218,6 +218,10 @@ class Text:
             ("calibration", self.calibration is None or known, f"None, or a calibration for {self.predicts}"),
             ("class_weight", self.class_weight is None or balances, '"balanced", for classes, or None'),
         ]
+        if isinstance(self.predicts, Embedding):
+            checks.append(("predicts", pair or not self.predicts.index, "index=0 for a single column"))
+            checks += [(name, getattr(self, name) == getattr(Text, name), "not set: it is for labels")
+                       for name in _LABEL_ONLY]  # fmt: skip
         problems = failed_checks(self, where, checks)
         taught = teacher_problems(self.teacher, f"{where}: teacher")
         if self.teacher is None:
@@ -225,10 +229,8 @@ class Text:
         problems += taught or self._teacher_problems(where)
         if isinstance(self.student, TextStudents):
             problems += self.student.problems(f"{where}: student")
-        if isinstance(self.predicts, Embedding):
-            problems += self._embedding_problems(where, self.predicts, pair=pair)
         problems += self.predicts.problems(f"{where}: predicts") if label or embeds else []
-        return problems if problems or embeds else objective_problems(self, where)
+        return problems or objective_problems(self, where)
 
     def _teacher_problems(self, where: str) -> list[Problem]:
         cut, embeds = isinstance(self.student, PrunedEncoder), isinstance(self.predicts, Embedding)
@@ -239,13 +241,6 @@ class Text:
             expected = "None: the teacher reads the columns of the Text"
             return [Problem(f"{where}: teacher: column", repr(self.pretrained[0].column), expected)]
         return []
-
-    def _embedding_problems(self, where: str, embedding: Embedding, *, pair: bool) -> list[Problem]:
-        unused = [(name, getattr(self, name) == getattr(Text, name), "not set: for labels only") for name in LABEL_ONLY]
-        problems = failed_checks(self, where, unused)
-        if embedding.index and not pair:
-            problems.append(Problem(f"{where}: predicts: index", repr(embedding.index), "0, or a pair of columns"))
-        return problems
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Return a problem if the label column of the spine has a type that the kind of label cannot be."""

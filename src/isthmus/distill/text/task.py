@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -57,6 +58,9 @@ class TextBase(Task):
     columns: Sequence[str]
     output: str
     padded = ("P",)
+
+    @abstractmethod
+    def network(self, student: nn.Module) -> nn.Module: ...
 
     def _read_texts(self) -> None:
         declared, train = self.declared, self.material.parts.train
@@ -130,17 +134,13 @@ class TextBase(Task):
     def model(self, student: nn.Module) -> ModelProto:
         names = {"input_ids": ("N", "P"), "attention_mask": ("N", "P")}
         example = {name: np.ones((2, min(8, self.declared.tokens)), np.int64) for name in names}
-        network = self.network(student)
-        assert network is not None  # noqa: S101 - each of these tasks has one
-        return export_network(network, example, names, [self.output], self.max_sizes)
+        return export_network(self.network(student), example, names, [self.output], self.max_sizes)
 
     def feeds(self, rows: Index, column: str | None = None) -> Feeds:
         return _fed(self._tokens[column or self.columns[0]][rows])
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
-        network = self.network(student)
-        assert network is not None  # noqa: S101 - each of these tasks has one
-        return {self.output: network(*map(torch.from_numpy, feeds.values())).numpy()}
+        return {self.output: self.network(student)(*map(torch.from_numpy, feeds.values())).numpy()}
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
         """Return unusual texts, one per case and without padding, as on a device."""
@@ -159,12 +159,9 @@ class TextBase(Task):
             CHECKS: (checks.encode() + b"\n", "texts and their expected tokens"),
         }
 
-    def content(self) -> str:
-        return self._digest()
-
-    def _digest(self, *arrays: Array) -> str:
+    def content(self, *labels: Array) -> str:
         digest = hashlib.sha256(self.vocabulary.file)
-        for array in (*self._tokens.values(), *arrays):
+        for array in (*self._tokens.values(), *labels):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
@@ -211,8 +208,8 @@ class TextTask(TextBase, LabelTask):
         assert isinstance(student, TextStudent)  # noqa: S101 - created by `student`
         return TextNetwork(student).eval()
 
-    def content(self) -> str:
-        return self._digest(self._kind.targets.numpy())
+    def content(self, *labels: Array) -> str:
+        return super().content(self._kind.targets.numpy(), *labels)
 
 
 def text_columns(material: Material, declared: Text) -> tuple[str, ...]:
