@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -25,11 +26,14 @@ from isthmus import (
     FeatureView,
     Field,
     Gate,
+    Image,
     Int64,
     IsthmusError,
     Lora,
+    MobileNet,
     Monitor,
     Onnx,
+    Picture,
     Pretrained,
     PrunedEncoder,
     Rank,
@@ -45,6 +49,7 @@ from isthmus import (
     TeacherFunction,
     TeacherOutputs,
     Text,
+    UNet,
     request_transform,
     spine,
     transform,
@@ -114,6 +119,12 @@ PARTS: dict[Any, dict[str, Any]] = {
     PrunedEncoder: {"layers": (0, 2), "heads": None, "inner": None, "rank": None, "vocabulary": None},
     Bag: {"vocabulary": 10_000, "width": 48},
     Encoder: {"layers": 2, "width": 128, "heads": 4, "inner": 256, "rank": None, "vocabulary": 8000},
+    Image: {"teacher": "fraud:booster", "predicts": Classes(), "column": None, "student": MobileNet(), "side": 64,
+            "augment": 0, "mirror": True, "temperature": 2.0, "soft_weight": 0.7, "calibration": None, "weight": None,
+            "class_weight": None},
+    MobileNet: {"width": 0.5, "depth": 1.0},
+    UNet: {"width": 16, "depth": 4, "expand": 3},
+    Picture: {"features": None, "perceptual": 0.1, "adversarial": 0.0},
     Causal: {"prompt": 8},
     Expect.present: {"feature": "total", "share": 1.0},
     Expect.between: {"feature": "total", "low": 1, "high": 2},
@@ -133,11 +144,16 @@ def _declared(value: Any, kind: Any) -> list[Any]:
     if kind in (transform, spine, request_transform):
         return [view, value(orders)] if kind is not transform else [value(orders)]
     teachers = (TeacherFunction, Pretrained, Onnx, TeacherOutputs)
-    if kind in (Tabular, Causal, Text, Bag, Embedding, Encoder, PrunedEncoder, Rank, Lora, *teachers):
+    images = (Image, MobileNet, UNet, Picture)
+    students = (Bag, Embedding, Encoder, PrunedEncoder)
+    if kind in (Tabular, Causal, Text, *students, Rank, Lora, *images, *teachers):
         task = {Rank: lambda: Tabular(label=value), Lora: lambda: Causal(lora=value)}
         task |= dict.fromkeys((Bag, Encoder), lambda: Text(teacher="fraud:booster", student=value))
         task[PrunedEncoder] = lambda: Text(teacher=Pretrained("large"), student=value)
         task[Embedding] = lambda: Text(teacher=Pretrained("large"), predicts=value)
+        drawing = Image(teacher="fraud:booster", predicts=Picture(), student=UNet())
+        task |= {MobileNet: lambda: Image(teacher="fraud:booster", student=value)}
+        task |= {UNet: lambda: replace(drawing, student=value), Picture: lambda: replace(drawing, predicts=value)}
         task |= dict.fromkeys(teachers, lambda: Tabular(teacher=[value, (value, 2.0)]))
         task_of: Callable[[], Any] = task.get(kind, lambda: value)
         return [view, Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE, task=task_of())]

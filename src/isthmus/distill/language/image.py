@@ -41,8 +41,10 @@ class MobileNet:
     depth: float = 1.0
 
     def problems(self, where: str) -> list[Problem]:
-        checks = [(name, 0 < value <= 16, "more than 0, at most 16") for name, value in asdict(self).items()]
-        return type_problems(self, f"{where}: ") or failed_checks(self, where, checks)
+        if wrong := type_problems(self, f"{where}: "):
+            return wrong
+        sizes = asdict(self).items()
+        return failed_checks(self, where, [(name, 0 < value <= 16, "more than 0, at most 16") for name, value in sizes])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +64,9 @@ class UNet:
     expand: int = 3
 
     def problems(self, where: str) -> list[Problem]:
-        checks = [(name, value >= 1, "at least 1") for name, value in asdict(self).items()]
-        return type_problems(self, f"{where}: ") or failed_checks(self, where, checks)
+        if wrong := type_problems(self, f"{where}: "):
+            return wrong
+        return failed_checks(self, where, [(name, value >= 1, "at least 1") for name, value in asdict(self).items()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,8 @@ class Picture:
     adversarial: float = 0.0
 
     def problems(self, where: str) -> list[Problem]:
+        if wrong := type_problems(self, f"{where}: "):
+            return wrong
         known = self.features is None or bool(FUNCTION.fullmatch(self.features))
         finite = "a finite number of at least 0"
         checks = [
@@ -92,7 +97,7 @@ class Picture:
             ("perceptual", 0 <= self.perceptual < math.inf, finite),
             ("adversarial", 0 <= self.adversarial < math.inf, finite),
         ]
-        return type_problems(self, f"{where}: ") or failed_checks(self, where, checks)
+        return failed_checks(self, where, checks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +191,7 @@ class Image:
             ("objective", self.objective is None or not picture, "None, for a Picture"),
         ]
         problems = failed_checks(self, where, checks) + self._teacher_problems(f"{where}: teacher")
-        problems += [] if isinstance(self.student, str) else self.student.problems(f"{where}: student")
+        problems += self.student.problems(f"{where}: student") if isinstance(self.student, MobileNet | UNet) else []
         problems += self.predicts.problems(f"{where}: predicts") if label or picture else []
         return problems or objective_problems(self, where)
 
