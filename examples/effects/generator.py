@@ -84,7 +84,7 @@ def teacher() -> Generator:
 
 def features() -> nn.Sequential:
     """Return its first two layers."""
-    return teacher().down[:2]
+    return teacher().down[:2].eval()
 
 
 def images(column: list[str]) -> Tensor:
