@@ -29,7 +29,7 @@ from isthmus.features.values.columns import Values
 
 KEY = "picture"
 _BEYOND = 0.01
-"""By how much a teacher's colors may leave [0, 1], to be clipped."""
+"""Largest distance of a teacher's colors from [0, 1] that is clipped."""
 
 
 class PictureOutput(NumberOutput):
@@ -56,7 +56,7 @@ class PictureLabels(Kind):
     metric = "ssim"
     pipeline = "image-to-image"
     tolerance: Mapping[str, float] = {"fp32": 1e-4, "int8": 0.5}
-    """Of one color of one pixel; gates limit the error of whole pictures."""
+    """Differences of one color of one pixel; gates limit the error of whole pictures."""
     values = teacher_labels = np.empty(0)
     targets = torch.empty(0)
 
