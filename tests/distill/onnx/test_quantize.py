@@ -121,7 +121,8 @@ def test_a_table_of_positions_is_compressed_if_whole_rows_are_read(axes: list[in
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "P", 64])],
             [numpy_helper.from_array(value, name) for name, value in {**constants, "table": table}.items()],
         )  # fmt: skip
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        return bytes(made.SerializeToString())
 
     whole = content(constants["table"])
     compressed = compress_weights(onnx.load_model_from_string(whole), "w8", ("Gather",))

@@ -87,9 +87,7 @@ class Kind(ABC):
         taught = Term(softened, weight, student="student.logits", teacher="teacher.logits")
         return self._weighted(hard, taught, declared, student="student.logits", labels="labels")
 
-    def _weighted(
-        self, hard: Callable[..., Tensor], taught: Term, declared: Predictor, **sources: str
-    ) -> Objective:
+    def _weighted(self, hard: Callable[..., Tensor], taught: Term, declared: Predictor, **sources: str) -> Objective:
         """Return an objective with a loss of labels and a term of the teacher; with soft_weight=1, of the term alone.
 
         `sources` has the sources of the arguments of `hard`, first the student's output, then the labels.
