@@ -19,6 +19,7 @@ from isthmus.tasks import split_by_value
 
 FILE = DATA / "generator.safetensors"
 WIDTH, BLOCKS = 24, 5
+"""Channels at full size, and residual blocks at a quarter of the size."""
 STEPS, BATCH, CROP, RATE = 300, 16, 64, 1.5e-3
 """Crops are small, so that a batch covers more frames."""
 CLEAR = 3.0  # logit of no ink, the initial output
@@ -29,13 +30,9 @@ class Generator(nn.Module):
 
     It has no normalization, which would mix a whole frame; blocks are initialized as identities instead. Skip
     connections are as in a U-Net.
-
-    Args:
-        width: channels at full size.
-        blocks: number of residual blocks, at a quarter of the size.
     """
 
-    def __init__(self, width: int, blocks: int) -> None:
+    def __init__(self, width: int = WIDTH, blocks: int = BLOCKS) -> None:
         super().__init__()
         self.down = nn.Sequential(
             convolved(3, width, 9), convolved(width, 2 * width, stride=2), convolved(2 * width, 4 * width, stride=2)
@@ -77,7 +74,7 @@ def begun(layer: nn.Conv2d) -> nn.Conv2d:
 
 def teacher() -> Generator:
     """Return the trained generator, frozen."""
-    generator = Generator(WIDTH, BLOCKS)
+    generator = Generator()
     generator.load_state_dict(load_file(FILE))
     return generator.eval().requires_grad_(requires_grad=False)
 
@@ -87,34 +84,28 @@ def features() -> nn.Sequential:
     return teacher().down[:2].eval()
 
 
-def images(column: list[str]) -> Tensor:
-    """Return the images of files, uint8 (n, 3, height, width)."""
-    return torch.from_numpy(np.stack([imread(DATA.parent / file) for file in column])).permute(0, 3, 1, 2)
-
-
 def main(threads: int = 2) -> None:
     """Train on random crops. The squared error gives weight to ink, which is rare and dark."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
+    draw = np.random.default_rng(0)
     table = pq.read_table(DATA / "frames.parquet")
-    table = table.take(split_by_value(table["photograph"], SPLIT).train)
-    frames, drawings = (images(table[name].to_pylist()) for name in ("frames", "drawings"))
-    generator = Generator(WIDTH, BLOCKS)
+    pairs = table.take(split_by_value(table["photograph"], SPLIT).train).select(["frames", "drawings"])
+    images = np.array([[imread(DATA.parent / file) for file in column.to_pylist()] for column in pairs.columns])
+    generator = Generator()
     optimizer = torch.optim.AdamW(generator.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
     for step in range(STEPS):
-        pairs = []
-        for row in torch.randint(len(frames), (BATCH,)).tolist():
-            x, y = torch.randint(SIDE - CROP + 1, (2,)).tolist()
-            pairs.append(torch.stack([part[row, :, y : y + CROP, x : x + CROP] for part in (frames, drawings)]))
-        seen, wanted = torch.stack(pairs, 1).float() / 255
+        places = draw.integers(0, [len(pairs), SIDE - CROP + 1, SIDE - CROP + 1], (BATCH, 3))
+        crops = [images[:, row, top : top + CROP, left : left + CROP] for row, left, top in places]
+        seen, wanted = torch.from_numpy(np.stack(crops, 1)).permute(0, 1, 4, 2, 3).float() / 255
         loss = mse_loss(generator(seen), wanted)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(generator.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 25 == 0 or step == STEPS - 1:
+        if step % 25 == 24:
             sys.stdout.write(f"step {step + 1} of {STEPS}: squared error {loss.item():.5f}\n")
     save_file(generator.state_dict(), FILE)
 

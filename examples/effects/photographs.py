@@ -6,7 +6,7 @@ nothing is downloaded.
 
 import sys
 from collections.abc import Iterable
-from importlib.util import find_spec
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from definitions import SIDE
 from painting import effect
 from skimage.io import imread, imsave
 from torch import from_numpy
-
-from isthmus import DependencyError
 
 Array = np.ndarray[Any, Any]
 
@@ -39,12 +37,9 @@ DATA = Path(__file__).parent / "data"
 
 
 def photograph(name: str) -> Array:
-    """Return the pixels, (height, width, 3) uint8; raise a DependencyError if its package is not installed."""
+    """Return the pixels, (height, width, 3) uint8."""
     package, file = PHOTOGRAPHS[name]
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise DependencyError(package, "is not installed", remedy="pip install 'isthmus[effects]'", passes=False)
-    pixels: Array = imread(Path(spec.submodule_search_locations[0]) / file)
+    pixels: Array = imread(Path(str(files(package))) / file)
     return pixels
 
 
