@@ -91,7 +91,7 @@ def test_a_task_is_named_by_module_and_class() -> None:
     (problem,) = declaration(task="search.py").problems()
     assert (
         str(problem)
-        == "distillation late: task: 'search.py'; expected a Tabular, a Text, a Causal, or \"module:Class\""
+        == "distillation late: task: 'search.py'; expected a Tabular, a Text, an Image, a Causal, or \"module:Class\""
     )
 
 

@@ -127,7 +127,9 @@ def restore(material: Material, folder: Path, weights: str = "student") -> Resto
             expected="the same split, inputs and task",
             remedy="run `isthmus distill`",
         )
-    if isinstance(task, ImageTask) and (folder / IMAGES).read_bytes() != task.files(identity)[IMAGES]:
+    record = folder / IMAGES
+    same = not isinstance(task, ImageTask) or (record.is_file() and record.read_bytes() == task.files(identity)[IMAGES])
+    if not same:
         raise ContractMismatch(where, "images or labels have changed since it was trained", expected="the same pixels",
                                remedy="run `isthmus distill`")  # fmt: skip
     return Restored(task, _load(task, folder / f"{weights}.safetensors"), identity, contract)

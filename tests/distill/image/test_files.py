@@ -1,12 +1,14 @@
 """Images are decoded once, and their copies depend on seed and pixels alone."""
 
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
@@ -76,6 +78,20 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path, name: str, message: st
     Pillow.fromarray(PIXELS).save(tmp_path / "image.gif")
     with pytest.raises(DataError, match=message):
         read(tmp_path, "good.png", name)
+
+
+@given(st.sampled_from(["PNG", "JPEG"]), st.integers(0, 10_000), st.integers(1, 255), st.booleans())
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_file_is_an_image_or_an_error(tmp_path: Path, kind: str, place: int, bits: int, cut: bool) -> None:
+    tags = Pillow.Exif()
+    tags[0x0112] = 6
+    written = BytesIO()
+    Pillow.fromarray(PIXELS).save(written, kind, exif=tags)
+    content = bytearray(written.getvalue())
+    content[place % len(content)] ^= bits
+    (tmp_path / "damaged").write_bytes(content[: place % len(content)] if cut else content)
+    with suppress(DataError):
+        assert read(tmp_path, "damaged").pixels.shape == (1, 3, 12, 12)
 
 
 def naive(image: Array, seed: int, digest: bytes, *, mirror: bool) -> Array:

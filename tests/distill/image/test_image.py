@@ -118,6 +118,12 @@ def test_without_pictures_as_labels_the_teacher_alone_teaches(table: pa.Table, r
     assert {*task.quality(pictures, np.arange(2), pictures)} == {"ssim", "psnr"}
 
 
+def test_labels_without_a_picture_to_learn_are_refused(table: pa.Table, root: Path) -> None:
+    nothing = table.set_column(table.column_names.index("drawing"), "drawing", pa.nulls(len(table), pa.string()))
+    with pytest.raises(DataError, match="label drawing: null in all rows of the train part"):
+        task_of(nothing, root, PICTURE, "drawing")
+
+
 def test_only_the_training_part_has_copies_and_these_no_picture(table: pa.Table, root: Path) -> None:
     task = task_of(table, root, replace(PICTURE, augment=2), "drawing")
     assert isinstance(task, PictureTask)

@@ -20,6 +20,7 @@ from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.tabular.answers import NumberOutput
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.users.prediction import Prediction
+from isthmus.distill.tasks.split import PARTS
 from isthmus.distill.tasks.task import Batch, Material
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.contract.schema import sha256
@@ -134,6 +135,10 @@ class PictureTask(ImageTask):
         if material.declaration.spine.label.dtype == String:
             wanted = self._read(material, material.label, side)
             wanted.places[self._seeds > 0] = -1
+            if not (wanted.places[material.parts.train] >= 0).any():
+                found = f"null in all rows of the {PARTS[0]} part"
+                remedy = "use other shares, or a label that is a number to learn from the teacher alone"
+                raise DataError(f"label {material.label}", found, expected="paths of pictures", remedy=remedy)
         return PictureLabels(wanted, side)
 
     def labeled(self, rows: Index) -> Index:

@@ -74,8 +74,8 @@ class ImageTask(LabelTask):
         return self._user_teacher(teachers(self.declared.teacher))
 
     def _recipe(self) -> dict[str, Any]:
-        copies = [fingerprint(augmented), self.declared.mirror] if self.declared.augment else []
-        return {**super()._recipe(), "images": [self._images.digest(), self._seeds.tolist(), *copies]}
+        copies = [self.declared.augment, self.declared.mirror, fingerprint(augmented)] if self.declared.augment else []
+        return {**super()._recipe(), "images": [self._images.digest(), *copies]}
 
     def student(self) -> nn.Module:
         answer, where = self._kind.answer(), f"{self.material.declaration.where}: student"

@@ -180,7 +180,7 @@ class Image:
         checks = [
             ("predicts", picture or label, "Classes, Binary, Number or Picture"),
             ("student", function or network, expected),
-            ("side", 8 <= self.side <= 4096, "8 to 4096"),
+            ("side", (16 if picture else 8) <= self.side <= 4096, "8, for a Picture 16, to 4096"),
             ("side", not isinstance(self.student, UNet) or self.side % 8 == 0, "a multiple of 8, for a UNet"),
             ("augment", self.augment >= 0, "at least 0"),
             ("temperature", 0 < self.temperature < math.inf, "more than 0"),
