@@ -97,7 +97,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         most: maximum of each named dimension that has one.
         core: True if it computes only the numeric core, and takes the manifest's `core`.
         padded: named dimensions that always have their maximum size; inputs are padded with zeros.
-        rounding: largest difference between its outputs on two processors, if that exceeds the manifest's.
+        rounding: largest difference between its outputs on two processors, if larger than the manifest's.
     """
 
     file: str
@@ -111,7 +111,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     most: dict[str, int] = {}
     core: bool = False
     padded: tuple[str, ...] = ()
-    rounding: float = 0.0
+    rounding: float | None = None
 
 
 class KeptView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -318,8 +318,8 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
     if bool(manifest.core) != any(variant.core for variant in manifest.variants):
         yield f"has {'' if manifest.core else 'no '}inputs of a core", "inputs and model files of it, or neither"
     for variant in manifest.variants:
-        if not 0 <= variant.rounding < math.inf:
-            yield f"{variant.file} has a rounding of {variant.rounding}", "a finite number, 0 or above"
+        if variant.rounding is not None and not 0 < variant.rounding < math.inf:
+            yield f"{variant.file} has a rounding of {variant.rounding}", "a finite number above 0"
         if variant.core and variant.format in WHOLE:
             yield f"{variant.file} is a core in {variant.format} format", "a model of all that the graph does"
         named = {size for tensor in manifest.fed(variant) for size in tensor.shape if isinstance(size, str)}

@@ -227,10 +227,10 @@ def require_reproduced(
     """Check that a model file still computes its recorded outputs; return the largest absolute difference.
 
     `outputs` has what the file `variant` computed now for each golden case (a batch of recorded inputs), by output
-    name. Raises PackageError if a value differs by more than `tolerance * rounding / 1e-5`: a package states in
-    `rounding` how much its outputs, or those of the file, differ between processors.
+    name. Raises PackageError if a value differs by more than `tolerance * manifest.rounding / 1e-5`, or than
+    `variant.rounding` if that is larger: both state how much outputs differ between processors.
     """
-    tolerance *= max(manifest.rounding, variant.rounding) / ROUNDING
+    tolerance = max(tolerance * manifest.rounding / ROUNDING, variant.rounding or 0.0)
     worst = 0.0
     for number, (case, actual) in enumerate(zip(golden.cases, outputs, strict=True)):
         for name, recorded in case.outputs[variant.file].items():

@@ -93,7 +93,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: rewrite(
             p, "manifest.json", lambda d: d.replace(b'"format": "onnx"', b'"format": "onnx", "rounding": -1')
         ),
-        r"model\.fp32\.onnx has a rounding of -1\.0; expected a finite number, 0 or above",
+        r"model\.fp32\.onnx has a rounding of -1\.0; expected a finite number above 0",
     ),
     "model resigned": (lambda p: rewrite(p, "model.int8.ort", lambda d: d[:-1]), r"manifest\.json: model\.int8\.ort"),
 }

@@ -28,7 +28,7 @@ class Accepted(NamedTuple):
 
 
 LADDER = ("int4", "int8", *OPTIONAL, "fp32")
-"""Precisions in the order in which "smallest" tries them: integer layers are faster, then fewer bytes come first."""
+"""Precisions in the order in which "smallest" tries them: integer layers first, as they are faster, then by size."""
 
 SLOWER = 1.1
 """Ratio of two medians from which one counts as slower."""
@@ -76,7 +76,7 @@ def accept(
         most=dict(max_sizes or {}),
         core=core,
         # A number that another processor rounds differently may tip an INT8 input over, which later layers multiply.
-        rounding=limits.largest(precision) if precision == MIXED else 0.0,
+        rounding=limits.largest(precision) if precision == MIXED else None,
     )
     return Accepted(variant, model, outputs)
 

@@ -77,8 +77,8 @@ def quantize_mixed(model: onnx.ModelProto, calibration: Iterable[Feeds], operato
 
     More accurate than `quantize`, for transformers, whose activations have outliers. In contrast to `quantize`:
 
-    * Layers with the worst outliers among their inputs, at most one in `SHARE`, only get 8-bit weights, as in
-      `compress_weights`. Without constant weights they stay in float32.
+    * The layers with the worst outliers among their inputs, at most one in `SHARE`, only get 8-bit weights, as in
+      `compress_weights`, and so does the last layer. Without constant weights they stay in float32.
     * Outputs of Gemm and MatMul are not rounded: a transformer adds them to numbers with outliers.
     * Runtimes give the same numbers up to the rounding of float32, and of an INT8 input where that tips it over.
 
@@ -88,11 +88,11 @@ def quantize_mixed(model: onnx.ModelProto, calibration: Iterable[Feeds], operato
     names = [node.name for node in _layers(source, operators)]
     if not names:
         return quantize(model, rows, operators)
-    spared = _with_outliers(source, names, rows)
-    compressed = _compressed(source, "w8", operators, spared)
-    names = [name for name in names if name not in spared]
-    quantized = _quantized(compressed, rows, names, {}, rounded_outputs=False)
-    return bytes(quantized.SerializeToString(deterministic=True))
+    spared = [*_with_outliers(source, names, rows), names[-1]]
+    result = _compressed(source, "w8", operators, spared)
+    if names := [name for name in names if name not in spared]:
+        result = _quantized(result, rows, names, {}, rounded_outputs=False)
+    return bytes(result.SerializeToString(deterministic=True))
 
 
 def compress_weights(model: onnx.ModelProto, precision: str, operators: Sequence[str]) -> bytes:
