@@ -65,5 +65,5 @@ topics = Distillation(
     settings=Settings(epochs=30, batch=64, learning_rate=5e-3, weight_decay=1e-2),
     split=SPLIT,
     split_by="source",
-    gates=[Gate("gap_closed", at_least=0.6), Gate("student.accuracy", at_least=0.7)],
+    gates=[Gate("gap_closed", at_least=0.6), Gate("student.accuracy", at_least=0.75)],
 )
