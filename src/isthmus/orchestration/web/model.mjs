@@ -92,6 +92,10 @@ export function feeds(ort, manifest, rows) {
   const made = {};
   const elements = (input) => Array.from({ length: input.size }, (_, at) => ({ ...input, position: input.position + at, at }));
   const columns = (name) => manifest.inputs.filter((input) => input.tensor === name).flatMap((input) => (input.size ? elements(input) : [input]));
+  for (const { name, size } of manifest.inputs) {
+    const wrong = size && rows.find((row) => row[name] && row[name].length !== size);
+    if (wrong) throw new RangeError(`${name} has ${wrong[name].length} elements, not ${size}`);
+  }
   const numeric = columns("numeric");
   if (numeric.length) {
     const data = new Float32Array(rows.length * numeric.length);

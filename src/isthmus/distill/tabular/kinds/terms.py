@@ -11,8 +11,6 @@ from isthmus.distill.losses.logits import IGNORED
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.teachers.teacher import ANSWERED
 
-_ANSWERED = f"teacher.{ANSWERED}"
-
 
 def declared_objective(declared: Sequence[DeclaredTerm], usual: Objective) -> Objective:
     """Return the objective of declared terms; the labels' term of the `usual` one trains a control that has none."""
@@ -32,7 +30,7 @@ def over_known_rows(objective: Objective, *, labels: bool, answers: bool) -> Obj
 
 def _over_known_rows(term: Term, labels: bool, answers: bool) -> Term:
     named = [name for name, source in term.arguments.items() if source == "labels" and labels]
-    answered = {"answered_rows": _ANSWERED} if answers and term.asks_teacher else {}
+    answered = {"answered_rows": f"teacher.{ANSWERED}"} if answers and term.asks_teacher else {}
     if not named and not answered:
         return term
     return Term(partial(_on_rows, term.loss, named), term.weight, **term.arguments, **answered)
