@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from onnx import TensorProto, helper, save
 
 from isthmus import (
     Binary,
@@ -176,6 +178,26 @@ def test_numbers_and_classes_have_their_outputs(table: pa.Table, root: Path, lab
     if label == "ink":
         found = task._kind._values({"value": outputs["value"].numpy()})  # type: ignore[attr-defined]
         np.testing.assert_allclose(found, task.feeds(rows)["image"].mean((1, 2, 3)), rtol=1e-5)
+
+
+def test_models_and_files_teach_copies_too(table: pa.Table, root: Path) -> None:
+    shape = ["N", 3, 16, 16]
+    axes = helper.make_tensor("axes", TensorProto.INT64, [3], [1, 2, 3])
+    node = helper.make_node("ReduceMean", ["pixels", "axes"], ["values"], keepdims=0)
+    ends = [helper.make_tensor_value_info(*each) for each in (("pixels", 1, shape), ("values", 1, ["N"]))]
+    graph = helper.make_graph([node], "mean", ends[:1], ends[1:], [axes])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), root / "mean.onnx")
+    pq.write_table(table.select(["id", "event_timestamp"]).append_column("values", table["ink"]), root / "ink.parquet")
+    image = replace(IMAGE, predicts=Number(), augment=1)
+    model = task_of(table, root, replace(image, teacher=Onnx("mean.onnx")), "ink")
+    file = task_of(table, root, replace(image, teacher=TeacherOutputs("ink.parquet")), "ink")
+    rows = np.array([0, 5, 400, 405])  # two training rows, and their copies
+    means, stored = (
+        each._kind._values({"value": each.teacher().ask(each.asked(rows))["value"].numpy()})  # type: ignore[attr-defined]
+        for each in (model, file)
+    )
+    np.testing.assert_allclose(means, model.feeds(rows)["image"].mean((1, 2, 3)), rtol=1e-5)
+    np.testing.assert_allclose(stored, table["ink"].to_numpy()[[0, 5, 0, 5]], rtol=1e-5)
 
 
 def test_a_search_varies_the_student(table: pa.Table, root: Path) -> None:
