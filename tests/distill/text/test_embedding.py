@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from isthmus import Bag, Embedding, Encoder, Pretrained, PrunedEncoder, Settings, Temperature, Text
+from isthmus import Bag, Embedding, Pretrained, PrunedEncoder, Settings, Temperature, Text
 from isthmus.distill.distillation import distill
 from isthmus.distill.evaluation.metrics import retrieval
 from isthmus.distill.export.export import export
@@ -88,15 +88,10 @@ def test_a_pair_learns_the_teachers_vectors_and_is_packaged(table: pa.Table, tmp
     np.testing.assert_allclose(np.linalg.norm(answers, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "student",
-    [Bag(vocabulary=200, width=16), Encoder(layers=1, width=16, heads=2, inner=16, vocabulary=200)],
-    ids=["bag", "encoder"],
-)
-def test_any_student_embeds_single_texts(table: pa.Table, tmp_path: Path, student: Any) -> None:
+def test_a_student_with_a_vocabulary_of_its_own_embeds_single_texts(table: pa.Table, tmp_path: Path) -> None:
     sentences(tmp_path / "bert", table)
     settings = Settings(steps=200, batch=32, learning_rate=2e-2)
-    found = report(embedding(table, tmp_path, replace(ALONE, student=student), settings=settings), tmp_path)
+    found = report(embedding(table, tmp_path, ALONE, settings=settings), tmp_path)
     quality = {name: found["models"][name]["quality"] for name in ("student", "control")}
     assert quality["student"]["recall_at_10"] > quality["control"]["recall_at_10"] + 0.05
     assert quality["student"].keys() == {"recall_at_10", "recall_at_10_of_its_index"}
