@@ -69,6 +69,8 @@ def test_logits_of_classes_are_compared_as_probabilities(table: pa.Table) -> Non
     # A number that is added to all logits changes no probability.
     (same,) = limits.compare("fp32", case, {"logits": case.expected["logits"] + 1})
     assert same.share <= 1
+    (strange,) = limits.compare("int8", case, {"logits": np.array(1)})
+    assert strange.by == np.inf
     # A tolerance that the task declares is about the outputs themselves.
     task.tolerance = {"fp32": 1e-5, "int8": 0.5}
     (raw,) = ParityLimits.of(task, student, test).compare("int8", case, moved)

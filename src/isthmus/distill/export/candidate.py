@@ -22,6 +22,7 @@ from isthmus.package.replay import Deviation, deviation
 
 SCALE_ROWS, MIDDLE = 256, (0.025, 0.975)
 """Number of rows, and the quantiles whose distance is the scale of an output."""
+LOGITS, PROBABILITIES = "logits", "softmax(logits)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,10 @@ class ParityLimits:
         if tolerances is not Task.tolerance:
             return cls(task, tolerances, {})
         batches = task.graph_batches(rows[evenly_spaced(len(rows), SCALE_ROWS)])
-        answers = [_as_probabilities(task, task.case(student, batch).expected) for batch in batches]
+        answers = [task.case(student, batch).expected for batch in batches]
+        logits = answers[0].get(LOGITS)
+        if task.classes and logits is not None and logits.shape[-1:] == (len(task.classes),):
+            answers = [*map(_as_probabilities, answers)]
         scales = {}
         for name in answers[0]:
             values = np.concatenate([answer[name].ravel() for answer in answers])
@@ -85,7 +89,7 @@ class ParityLimits:
 
     def comparable(self, outputs: Answers) -> Answers:
         """Return the numbers to compare instead of `outputs`, by a name for messages, to which `limit` applies."""
-        return _as_probabilities(self.task, outputs) if self.scales else outputs
+        return _as_probabilities(outputs) if PROBABILITIES in self.scales else outputs
 
     def compare(self, precision: str, case: Case, outputs: Answers) -> list[Deviation]:
         expected = self.comparable(case.expected)
@@ -110,13 +114,9 @@ class ParityLimits:
         return f"tolerance = {{{values}}} in class {type(self.task).__name__}"
 
 
-def _as_probabilities(task: Task, outputs: Answers) -> Answers:
-    count = len(task.classes or ())
-    return {
-        f"softmax({name})" if shown else name: softmax(values, -1) if shown else values
-        for name, values in outputs.items()
-        for shown in [name == "logits" and values.dtype.kind == "f" and values.shape[-1:] == (count,)]
-    }
+def _as_probabilities(outputs: Answers) -> Answers:
+    others = {name: values for name, values in outputs.items() if name != LOGITS}
+    return {PROBABILITIES: softmax(np.atleast_1d(outputs[LOGITS]), -1), **others} if LOGITS in outputs else others
 
 
 def _rounded_up(value: float) -> float:

@@ -296,19 +296,24 @@ class _Files:
             self.core = tuple(of.tensors)
             self.head = self._head(of)
         for runtime in runtimes:
-            made = dict(runtime.files(of, train))
+            made = {
+                file: convert for file, convert in runtime.files(of, train).items()
+                if (precision := file.split(".")[1]) in self.precisions or precision not in OPTIONAL
+            }  # fmt: skip
+            whole = b""
             for file, convert in made.items():
-                _, precision, suffix = file.split(".", 2)
-                if file in self.left_out or (precision in OPTIONAL and precision not in self.precisions):
+                if file in self.left_out:
                     continue
+                _, precision, suffix = file.split(".", 2)
                 try:
                     self._require_needed(precision, suffix)
                     program = convert()
                     if precision in OPTIONAL:
-                        whole = next(x for x in self.accepted if x.variant.file == file.replace(precision, "fp32"))
-                        require_fewer_bytes(file, program.model, whole.model)
+                        require_fewer_bytes(file, program.model, whole)
                     with run_program(runtime.program, program, of.tensors, of.outputs) as run:
                         accepted = accept(self.reference, self.limits, file, program.model, run, program.max_sizes)
+                    if precision == "fp32":
+                        whole = program.model
                     variant = msgspec.structs.replace(accepted.variant, padded=program.padded)
                     self.accepted.append(accepted._replace(variant=variant))
                     self.progress(f"compared {file}", 0.8)
