@@ -78,7 +78,7 @@ def _gray(images: Array) -> Array:
 
 
 def fitted(images: Array, labels: Array) -> Any:
-    return Flat(max_iter=50).fit(images, labels)
+    return Flat(max_iter=1000).fit(images, labels)
 
 
 def brightness() -> Any:
