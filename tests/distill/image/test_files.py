@@ -1,5 +1,7 @@
 """Images are decoded once, and their copies depend on seed and pixels alone."""
 
+import struct
+import zlib
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -59,6 +61,19 @@ def test_another_pixel_is_another_digest(tmp_path: Path) -> None:
     assert read(tmp_path, "a.png").digest() != first
 
 
+def deep_colors() -> bytes:
+    """A PNG file of one pixel with 16 bits per channel, which Pillow calls RGB."""
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(bytes(7))),
+        (b"IEND", b""),
+    ]
+    chunks = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -67,7 +82,9 @@ def test_another_pixel_is_another_digest(tmp_path: Path) -> None:
         ("text.png", r"text.png cannot be decoded"),
         ("cut.png", r"cut.png cannot be decoded"),
         ("deep.png", r"deep.png has more than 8 bits per channel"),
+        ("colors.png", r"colors.png has more than 8 bits per channel"),
         ("image.gif", r"image.gif cannot be decoded"),
+        ("x" * 300 + ".png", r"1 of 2 files are missing"),
     ],
 )
 def test_a_file_that_is_no_image_is_named(tmp_path: Path, name: str, message: str) -> None:
@@ -75,6 +92,7 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path, name: str, message: st
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "cut.png").write_bytes((tmp_path / "good.png").read_bytes()[:200])
     Pillow.fromarray(PIXELS[..., 0].astype(np.uint16)).save(tmp_path / "deep.png")
+    (tmp_path / "colors.png").write_bytes(deep_colors())
     Pillow.fromarray(PIXELS).save(tmp_path / "image.gif")
     with pytest.raises(DataError, match=message):
         read(tmp_path, "good.png", name)

@@ -233,9 +233,39 @@ def test_a_search_is_measured_as_by_hand(count: int, alone: bool, seed: int) -> 
         assert found["mrr"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
 
 
-def test_ten_texts_are_too_few_for_a_search() -> None:
+def test_ten_texts_are_too_few_for_a_search(table: pa.Table, tmp_path: Path) -> None:
     few = np.eye(10, dtype=np.float32)
     assert all(np.isnan(value) for value in retrieval(few, few, few, few).values())
+    sentences(tmp_path / "bert", table)
+    with pytest.raises(DataError, match=r"the validation part has 8 rows; expected at least 11"):
+        EmbeddingTask(embedding(table.slice(0, 40), tmp_path, split_by=None))
+
+
+def test_each_of_several_equal_texts_is_found() -> None:
+    vectors = np.repeat(np.eye(6, dtype=np.float32), 20, axis=0)
+    near = vectors + np.random.default_rng(0).normal(0, 1e-8, vectors.shape).astype(np.float32)
+    assert set(retrieval(near, near, vectors, vectors, alone=True).values()) == {1.0}
+
+
+def test_the_padding_token_may_be_part_of_a_text(table: pa.Table, tmp_path: Path) -> None:
+    sentences(tmp_path / "bert", table)
+    texts = pa.array(["play [PAD] song rain", *table["body"].to_pylist()[1:]])
+    pruned = replace(PAIR, column="body", predicts=Embedding())
+    task = EmbeddingTask(embedding(table.set_column(3, "body", texts), tmp_path, pruned))
+    fed = task.feeds(np.array([0]))
+    assert 0 in fed["input_ids"][0, 1:-1]
+    assert fed["attention_mask"].all()
+    assert fed["input_ids"].tolist() == [task._pretrained.tokenizer("play [PAD] song rain")["input_ids"]]
+
+
+def test_another_normalizer_is_another_teacher(table: pa.Table, tmp_path: Path) -> None:
+    sentences(tmp_path / "bert", table)
+    before = EmbeddingTask(embedding(table, tmp_path)).options()
+    file = tmp_path / "bert" / "tokenizer.json"
+    read = json.loads(file.read_text())
+    read["normalizer"]["lowercase"] = not read["normalizer"]["lowercase"]
+    file.write_text(json.dumps(read))
+    assert EmbeddingTask(embedding(table, tmp_path)).options() != before
 
 
 def test_a_large_search_is_measured_in_parts() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -21,6 +22,7 @@ from isthmus.distill.export.export import export
 from isthmus.distill.restore import restore
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Material
+from isthmus.distill.text.baseline import classifier
 from isthmus.distill.text.task import TextTask
 from isthmus.distill.text.vocabulary import StudentTokenizer
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
@@ -142,7 +144,7 @@ def test_a_vocabulary_reads_every_text_the_same_each_time(texts: list[str]) -> N
         ({"student": "nothing"}, 'a Bag, an Encoder, a PrunedEncoder or "module:function"'),
         ({"student": Encoder(width=10, heads=4)}, "a multiple of 4"),
         ({"student": Bag(vocabulary=10)}, "at least 100"),
-        ({"tokens": 0}, "at least 1"),
+        ({"tokens": 1}, "at least 2"),
         ({"soft_weight": 0.0}, "more than 0"),
         ({"calibration": Temperature(), "predicts": Number()}, "None, or a calibration"),
         ({"predicts": Binary()}, "is of type String"),
@@ -173,6 +175,9 @@ def test_a_function_must_return_a_network_of_the_right_width(table: pa.Table, tm
     task = TextTask(material(table, tmp_path, replace(TEXT, student=f"{HERE}:no_network")))
     with pytest.raises(ConfigurationError, match="returns a list; expected a torch module"):
         task.student()
+    task = TextTask(material(table, tmp_path, replace(TEXT, student=f"{HERE}:knowing")))
+    with pytest.raises(ConfigurationError, match=r"knowing: raises TypeError: .* takes 0 positional arguments"):
+        task.student()
 
 
 def test_null_texts_are_empty_texts(table: pa.Table, tmp_path: Path) -> None:
@@ -188,6 +193,17 @@ def test_a_class_that_only_the_test_part_has_is_refused(table: pa.Table, tmp_pat
     intents[test[0]] = "rare"
     with pytest.raises(DataError, match="have a class that no row of the train"):
         TextTask(material(table.set_column(4, "intent", pa.array(intents)), tmp_path))
+
+
+def test_a_fitted_teacher_is_another_one_for_other_parts(table: pa.Table, tmp_path: Path) -> None:
+    by_time = TextTask(material(table, tmp_path, split_by=None)).teacher().fingerprint()
+    assert TextTask(material(table, tmp_path)).teacher().fingerprint() != by_time
+
+
+def test_texts_without_words_have_a_reference() -> None:
+    features = pd.DataFrame({"body": ["a", "b c", "", "?"]})
+    model = classifier(features, np.array([0, 1, 0, 1]))
+    assert model.predict(features).shape == (4,)
 
 
 def test_teachers_are_listed_with_their_code(table: pa.Table, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from isthmus.distill.language.lora import Lora
 from isthmus.distill.language.teachers import FUNCTION, function_of
 from isthmus.distill.teachers.pretrained import pretrained
 from isthmus.distill.types import Index
-from isthmus.features.errors import ConfigurationError, Problem, extra
+from isthmus.features.errors import ConfigurationError, IsthmusError, Problem, extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,11 +84,17 @@ def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Map
 
 
 def call_function(source: str, where: str, *arguments: Any) -> Any:
+    """Call a function of the user; raise a ConfigurationError if it cannot be imported or raises an error."""
     try:
         function = function_of(source)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(where, [Problem(source, f"cannot be imported ({error})")]) from error
-    return function(*arguments)
+    try:
+        return function(*arguments)
+    except IsthmusError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(where, [Problem(source, f"raises {type(error).__name__}: {error}")]) from error
 
 
 def prune_embeddings(model: Any, vocabulary: Vocabulary) -> Any:

@@ -1,6 +1,7 @@
 """The images of a training set: decoded once, and copies in another light."""
 
 import hashlib
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +50,7 @@ class ImageFiles:
         coded = column.combine_chunks().dictionary_encode()
         paths, self.side = coded.dictionary.to_pylist(), side
         self.places: Index = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        if wrong := [path for path in paths if not (within(path) and (root / path).is_file())]:
+        if wrong := [path for path in paths if not (within(path) and _is_file(root / path))]:
             found = f"{len(wrong):,} of {len(paths):,} files are missing, such as {wrong[0]!r}"
             raise DataError(where, found, expected=f"paths of files relative to {root}")
         self.pixels = np.empty((len(paths), 3, side, side), np.uint8)
@@ -73,18 +74,32 @@ class ImageFiles:
         return found
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
 def _decoded(file: Path, side: int, where: str) -> Array:
     with extra("image"):
         from PIL import Image, ImageOps
     remedy = "repair the file or leave its row out of the spine"
     try:
         with Image.open(file, formats=("PNG", "JPEG")) as image:
-            mode, upright = image.mode, ImageOps.exif_transpose(image).convert("RGB")
+            wide = image.mode.startswith(_WIDE) or ";16" in str(image.tile)  # a mode hides the 16 bits of colors
+            upright = ImageOps.exif_transpose(image).convert("RGB")
         fitted = ImageOps.fit(upright, (side, side), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a damaged PNG
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        struct.error,
+        Image.DecompressionBombError,
+    ) as error:  # SyntaxError: a damaged PNG
         found = f"{file} cannot be decoded: {error}"
         raise DataError(where, found, expected="a PNG or JPEG file", remedy=remedy) from error
-    if mode.startswith(_WIDE):
+    if wide:
         raise DataError(where, f"{file} has more than 8 bits per channel", expected="8 bits", remedy=remedy)
     return np.asarray(fitted).transpose(2, 0, 1)
 

@@ -143,7 +143,7 @@ class ImageTask(LabelTask):
 
 def _column(material: Material, declared: Image) -> str:
     inputs = {item.name: item.dtype for item in material.student_inputs}
-    column = declared.column or next(iter(inputs))
+    column = declared.column or next(iter(inputs), "column")
     if inputs != {column: String}:
         found = f"the student's service has {', '.join(inputs)}"
         expected = f"{column} alone, a String: an Image reads nothing else"

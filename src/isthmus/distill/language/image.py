@@ -13,6 +13,7 @@ from isthmus.distill.language.teachers import (
     Onnx,
     Pretrained,
     TeacherFunction,
+    TeacherOutputs,
     abstains,
     teacher_problems,
     teachers,
@@ -74,11 +75,12 @@ class Picture:
     """An image of the same size that the teacher draws. The student predicts `picture`, shaped like `image`.
 
     A String as the spine's label is the path of the wanted image, null where there is none. The student learns it with
-    the weight 1 - `soft_weight`, and the control learns nothing else. Other labels are not learned.
+    the weight 1 - `soft_weight`, and the control learns nothing else. A label of another type is ignored.
 
     Attributes:
-        features: "module:function" that returns a frozen `torch.nn.Sequential` in eval mode. What its parts make of the
-            student's picture is compared with what they make of the teacher's (`Perceptual`). None for no such loss.
+        features: "module:function" that returns a frozen `torch.nn.Sequential` in eval mode. The outputs of
+            its direct children, for the student's and the teacher's picture, are compared (`Perceptual`). None
+            for no such loss.
         perceptual: weight of that loss; the mean absolute difference of the colors has 1.
         adversarial: weight of a discriminator that learns to tell the student's pictures from the teacher's.
     """
@@ -118,9 +120,11 @@ class Image:
             n, for a Picture nothing, and returns a torch module from images to float32 (N, n) or to pictures.
         side: pixels of a side.
         augment: copies of each training image with another exposure and other colors, shifted by up to a tenth and
-            mirrored half of the time. The teacher answers each copy. A copy for a Picture has no label.
+            mirrored half of the time. The teacher answers each copy. A copy keeps the label of its image, so do
+            not use it if the label depends on brightness, color or place. A copy for a Picture has no label.
         mirror: False if a mirrored image would have another label.
-        objective: terms of `isthmus.losses`, as in `Text`, like the attributes below; None for a Picture.
+        objective: terms of `isthmus.losses` that replace the losses of label and teacher; None for a Picture. This and
+            the attributes below are as in `Text`.
     """
 
     teacher: "DeclaredTeacher | str | list[DeclaredTeacher | str | tuple[DeclaredTeacher | str, float]]"
@@ -182,7 +186,7 @@ class Image:
             ("student", function or network, expected),
             ("side", (16 if picture else 8) <= self.side <= 4096, "8, for a Picture 16, to 4096"),
             ("side", not isinstance(self.student, UNet) or self.side % 8 == 0, "a multiple of 8, for a UNet"),
-            ("augment", self.augment >= 0, "at least 0"),
+            ("augment", 0 <= self.augment <= 100, "0 to 100"),
             ("temperature", 0 < self.temperature < math.inf, "more than 0"),
             ("soft_weight", 0 < self.soft_weight <= 1, "more than 0, at most 1"),
             ("calibration", self.calibration is None or known, f"None, or a calibration for {self.predicts}"),
@@ -201,6 +205,9 @@ class Image:
         if wrong := teacher_problems(self.teacher, where):
             return wrong
         kinds = [type(teacher) for teacher, _ in teachers(self.teacher)]
+        if self.augment and TeacherOutputs in kinds:
+            found = "TeacherOutputs have no answers for augmented copies"
+            wrong.append(Problem(where, found, "augment=0, or a teacher that can be called"))
         if Pretrained in kinds:
             wrong.append(Problem(where, "a Pretrained reads texts", '"module:function", which may load any model'))
         if isinstance(self.predicts, Picture) and (abstains(self.teacher) or not {*kinds} <= {TeacherFunction, Onnx}):

@@ -75,8 +75,8 @@ class PrunedEncoder:
         layers: numbers of the teacher's layers to keep, from 0.
         heads: attention heads to keep in each layer, those with the largest weights; None for all.
         inner: units to keep in the feed-forward part of each layer, chosen like the heads; None for all.
-        rank: numbers in a token's embedding, which a linear layer maps to the teacher's width. Both are the best
-            approximation of the teacher's embeddings, weighted by the frequency of tokens. None for no such layer.
+        rank: numbers in a token's embedding, which a linear layer maps to the teacher's width. Table and layer are the
+            best approximation of the teacher's embeddings, weighted by the frequency of tokens. None for no such layer.
         vocabulary: tokens with an embedding of their own, the most frequent ones in the training part. Each other token
             shares the one whose direction is nearest to its own in the teacher. None for all.
     """
@@ -101,8 +101,8 @@ class Embedding:
     Attributes:
         pooling: "mean" if the teacher, a `Pretrained`, was trained with the mean of its last states as vector, "first"
             if with the last state of the first token.
-        index: number of test rows whose second text of a pair the package contains, for a device to search, with the
-            teacher's vectors times 127 as int8 (`index.json`, `index.i8`).
+        index: number of test rows for a device to search; it needs a pair of columns. The package has their keys and
+            second texts (`index.json`), and the teacher's vectors of these texts, times 127 as int8 (`index.i8`).
     """
 
     pooling: Literal["mean", "first"] = "mean"
@@ -136,12 +136,13 @@ class Text:
             texts belong together, such as question and answer.
         student: a `Bag`, an `Encoder`, a `PrunedEncoder`, or "module:function". The function takes the size of the
             vocabulary and the number of outputs n, and returns a torch module. The module maps `input_ids` and
-            `attention_mask`, int64 (rows, tokens), to float32 (rows, n).
+            `attention_mask`, int64 (rows, tokens), to float32 (rows, n). A change of a file that it reads does not
+            make another student.
         start: safetensors file with weights of another student of the same shape, relative to the project, from which
             student and control start; None for new weights.
         vocabulary: tokens, at most, for a student that is a function.
         tokens: tokens of a text that the student reads; the rest is cut off and counted.
-        dropout: share of units dropped in a training step.
+        dropout: share of units dropped in a training step, not for a function.
         temperature: temperature of the distillation loss; higher values soften the teacher's probabilities.
         soft_weight: weight of the teacher's term in the loss; the label term gets 1 - soft_weight. With 1, the student
             learns from the teacher alone, and the control from the labels.
@@ -211,7 +212,7 @@ class Text:
             ("student", known_student, 'a Bag, an Encoder, a PrunedEncoder or "module:function"'),
             ("start", self.start is None or within(self.start), "a relative path within the project, or None"),
             ("vocabulary", self.vocabulary >= 100, "at least 100"),
-            ("tokens", self.tokens >= 1, "at least 1"),
+            ("tokens", self.tokens >= 2, "at least 2"),
             ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
             ("temperature", 0 < self.temperature < math.inf, "more than 0"),
             ("soft_weight", 0 < self.soft_weight <= 1, "more than 0, at most 1"),

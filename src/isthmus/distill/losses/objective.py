@@ -232,7 +232,15 @@ class Objective(nn.Module):
                 place = f"term {name}: {error.where}"
                 problems += [Problem(f"{place}: {p.where}", p.found, p.expected) for p in error.problems]
                 continue
-            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # from torch or a loss
+            except (
+                ArithmeticError,
+                AssertionError,
+                AttributeError,
+                LookupError,
+                RuntimeError,
+                TypeError,
+                ValueError,
+            ) as error:  # from torch or a loss
                 if is_full(error):
                     raise
                 fed = ", ".join(_shown(source, student, teacher, labels) for source in term.arguments.values())

@@ -85,11 +85,12 @@ class LabelTask(Task):
         )  # fmt: skip
 
     def _recipe(self) -> dict[str, Any]:
-        label = self.declared.label
+        label, split_by = self.declared.label, self.material.declaration.split_by
         return {
             "training_set": self.material.training_set,
             "label": self.material.label,
             "split": list(self.material.declaration.split),
+            **({} if split_by is None else {"split_by": split_by}),
             # Leave this out for binary labels, so that their cached outputs stay valid.
             **({} if isinstance(label, Binary) else {"kind": type(label).__name__, **self._kind.recipe}),
         }

@@ -9,6 +9,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 
+_WORDS = r"(?u)\b\w\w+\b|^\W*(?:\w\W+)*\w?$"
+"""The usual words of two letters and more. A text without one counts as a word, so that no vocabulary is empty."""
+
 
 def classifier(features: pd.DataFrame, labels: "np.ndarray[Any, Any]") -> Any:
     return _fitted(LogisticRegression(C=10, max_iter=1000), features, labels)
@@ -19,6 +22,6 @@ def regression(features: pd.DataFrame, labels: "np.ndarray[Any, Any]") -> Any:
 
 
 def _fitted(model: Any, features: pd.DataFrame, labels: "np.ndarray[Any, Any]") -> Any:
-    words = TfidfVectorizer(sublinear_tf=True, max_features=50_000)
+    words = TfidfVectorizer(sublinear_tf=True, max_features=50_000, token_pattern=_WORDS)
     read = ColumnTransformer([("words", words, features.columns[0])])
     return make_pipeline(read, model).fit(features.fillna(""), labels)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isthmus.distill.evaluation.metrics import RECALL, retrieval
+from isthmus.distill.evaluation.metrics import NEAREST, RECALL, retrieval
 from isthmus.distill.language.text import Embedding, Text
 from isthmus.distill.losses.embeddings import cosine, info_nce
 from isthmus.distill.losses.objective import Objective, Term
@@ -22,7 +22,7 @@ from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.text.students import EmbeddingModel, PooledStates
 from isthmus.distill.text.task import TextBase, text_columns
 from isthmus.distill.types import Answers, Array, Index
-from isthmus.features.contract.schema import sha256
+from isthmus.features.errors import DataError
 from isthmus.package.inputs import Feeds
 
 TEMPERATURE, RANKING, PAIRS = 0.05, 0.02, 0.002
@@ -53,6 +53,11 @@ class EmbeddingTask(TextBase):
         self._alone = len(self.columns) == 1
         for name in self.columns:
             required_column(material.table, name, "a text")
+        for part in ("validation", "test"):
+            if (rows := len(getattr(material.parts, part))) <= NEAREST + self._alone:
+                found, least = f"the {part} part has {rows:,} rows", NEAREST + self._alone + 1
+                raise DataError(material.declaration.where, found, expected=f"at least {least}, to find {NEAREST} of",
+                                remedy="use more rows or other shares in split")  # fmt: skip
         self._read_texts()
 
     def teacher(self) -> NetworkTeacher:
@@ -72,7 +77,7 @@ class EmbeddingTask(TextBase):
 
     def options(self) -> dict[str, Any]:
         """Return what changes the tokens that the teacher reads."""
-        return {"tokens": self._pretrained.tokens, "vocabulary": sha256(self._pretrained.tokenizer.get_vocab())}
+        return {"tokens": self._pretrained.tokens, "tokenizer": self._pretrained.tokenizer_digest}
 
     def student(self) -> nn.Module:
         return self._started(EmbeddingModel(self._network(self._pretrained.teacher.module.config.hidden_size)))
@@ -116,7 +121,7 @@ class EmbeddingTask(TextBase):
         vectors = np.rint(teacher.float32(rows)[column] * 127).astype(np.int8)
         return {
             **files,
-            "index.json": (json.dumps(listed, ensure_ascii=False, indent=1).encode(), "texts to search"),
+            "index.json": (json.dumps(listed, ensure_ascii=False, indent=1, default=str).encode(), "texts to search"),
             "index.i8": (vectors.tobytes(), "the teacher's vectors of these texts, times 127, as int8"),
         }
 

@@ -190,9 +190,12 @@ def text_network(declared: Text, size: int, outputs: int, where: str) -> nn.Modu
         found = f"returns a {type(network).__name__}"
         raise ConfigurationError(where, [Problem(declared.student, found, "a torch module")])
     tokens = torch.ones((2, min(3, declared.tokens)), dtype=torch.int64)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        shape = tuple(getattr(network.eval()(tokens, tokens), "shape", ()))
-    if shape != (2, outputs):
-        problem = Problem(declared.student, f"its network returns {shape} for two texts", str((2, outputs)))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            found = f"returns {tuple(getattr(network.eval()(tokens, tokens), 'shape', ()))}"
+    except Exception as error:  # noqa: BLE001 - code of the user
+        found = f"raises {type(error).__name__}: {error}"
+    if found != f"returns {(2, outputs)}":
+        problem = Problem(declared.student, f"its network {found} for two texts", str((2, outputs)))
         raise ConfigurationError(where, [problem])
     return network.train()

@@ -137,22 +137,25 @@ class TextBase(Task):
         return export_network(self.network(student), example, names, [self.output], self.max_sizes)
 
     def feeds(self, rows: Index, column: str | None = None) -> Feeds:
-        return _fed(self._tokens[column or self.columns[0]][rows])
+        name = column or self.columns[0]
+        return _fed(self._tokens[name][rows], self._lengths[name][rows])
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
         return {self.output: self.network(student)(*map(torch.from_numpy, feeds.values())).numpy()}
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
         """Return unusual texts, one per case and without padding, as on a device."""
-        tokens, _ = self.vocabulary.read(EDGES)
-        fed = [_fed(tokens[row : row + 1]) for row in range(len(EDGES))]
+        tokens, lengths = self.vocabulary.read(EDGES)
+        fed = [_fed(tokens[row : row + 1], lengths[row : row + 1]) for row in range(len(EDGES))]
         return [Case(feeds, self.expected(student, feeds)) for feeds in fed]
 
     def shipped(self, teacher: OutputCache) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
         rows = self.material.parts.test[: self.golden]
         texts = [*self._texts[self.columns[0]].take(rows).to_pylist(), *EDGES]
-        tokens, _ = self.vocabulary.read(texts)
-        pairs = [{"text": text, "input_ids": row[row != 0].tolist()} for text, row in zip(texts, tokens, strict=True)]
+        pairs = [
+            {"text": text, "input_ids": row[:length].tolist()}
+            for text, row, length in zip(texts, *self.vocabulary.read(texts), strict=True)
+        ]
         checks = json.dumps({"tokens": self.declared.tokens, "pairs": pairs}, ensure_ascii=False, indent=1)
         return {
             TOKENIZER: (self.vocabulary.file, "tokenizer in the format of the library tokenizers"),
@@ -232,8 +235,10 @@ def text_columns(material: Material, declared: Text) -> tuple[str, ...]:
     return columns
 
 
-def _fed(tokens: Array) -> dict[str, Any]:
-    """Return tokens (n, tokens) and their mask, cut to the longest text, as int64."""
-    longest = int((tokens != 0).sum(1).max(initial=1))
-    kept = tokens[:, :longest].astype(np.int64)
-    return {"input_ids": kept, "attention_mask": (kept != 0).astype(np.int64)}
+def _fed(tokens: Array, lengths: Array) -> dict[str, Any]:
+    """Return tokens (n, tokens) and their mask, cut to the longest text, as int64.
+
+    The lengths count, since a text may contain the padding token.
+    """
+    kept = tokens[:, : int(lengths.max(initial=1))].astype(np.int64)
+    return {"input_ids": kept, "attention_mask": (np.arange(kept.shape[1]) < lengths[:, None]).astype(np.int64)}

@@ -1,6 +1,7 @@
 """Students in MLflow, where `MLFLOW_TRACKING_URI` names a tracking server or a database."""
 
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,6 +11,8 @@ from isthmus.orchestration.artifacts import Artifacts
 
 STUDENT, PACKAGE = "isthmus.student", "isthmus.package"
 """Tags of a student's run: its id, and the digest of its package."""
+_UNNAMEABLE = re.compile(r"[^\w\-. :/]")
+"""Characters that a metric's name cannot have, such as the brackets of a lambda."""
 _MOST = 1000
 """Metrics that MLflow takes in one request."""
 
@@ -61,7 +64,12 @@ def _log(client: Any, run: str, settings: Mapping[str, Any], history: Iterable[M
     from mlflow.entities import Metric, Param
 
     now = int(time.time() * 1000)
-    values = [(entry.get("step", 0), key, value) for entry in history for key, value in entry.items() if key != "step"]
+    values = [
+        (entry.get("step", 0), _UNNAMEABLE.sub("_", key), value)
+        for entry in history
+        for key, value in entry.items()
+        if key != "step"
+    ]
     metrics = [Metric(key, value, now, step) for step, key, value in values if value is not None]
     client.log_batch(run, params=[Param(key, str(value)) for key, value in settings.items()])
     for start in range(0, len(metrics), _MOST):

@@ -1,5 +1,6 @@
 """Predictions of a fine-tuned model of the transformers library, which reads a text."""
 
+import copy
 import re
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows,
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.teachers.pretrained import PretrainedTeacher, model_folder, pretrained
 from isthmus.distill.types import Array
+from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, Problem, extra, one_of
 from isthmus.features.files import installed_path
 
@@ -56,6 +58,8 @@ class PretrainedModel:
             problem = Problem(str(self.folder), f"has no tokenizer that can be read: {error}", "tokenizer.json")
             raise ConfigurationError(self.where, [problem], remedy="call tokenizer.save_pretrained(folder)") from error
         config, words, found = self.teacher.module.config, self.folder / "vocab.txt", []
+        if tokenizer.pad_token_id is None:
+            found.append("has no padding token")
         if len(tokenizer) > config.vocab_size:
             found.append(f"has {len(tokenizer):,} tokens, and the model {config.vocab_size:,}")
         pad = getattr(config, "pad_token_id", None)
@@ -71,10 +75,20 @@ class PretrainedModel:
             raise ConfigurationError(self.where, [Problem("tokenizer", each, expected) for each in found])
         return tokenizer
 
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        """SHA-256 of the tokenizer, without the limits of a call."""
+        tokenizer = copy.deepcopy(self.tokenizer.backend_tokenizer)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return sha256(tokenizer.to_str())
+
     @property
     def tokens(self) -> int:
-        """Number of tokens of a text that the model reads."""
+        """Number of tokens of a text that the model reads; raises a ConfigurationError if more are declared."""
         positions = int(getattr(self.teacher.module.config, "max_position_embeddings", None) or 512)
+        if (self.declared.tokens or 0) > positions:
+            raise ConfigurationError(self.where, [Problem("tokens", str(self.declared.tokens), f"at most {positions}")])
         return self.declared.tokens or min(int(self.tokenizer.model_max_length), positions)
 
 

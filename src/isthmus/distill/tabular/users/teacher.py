@@ -123,7 +123,8 @@ class UserTeacher(Teacher):
 
     def _identity(self) -> Any:
         weights = [weight for _, weight in self._sources]
-        inputs = [[item.name, item.dtype.name] for item in self._rows.inputs]
+        inputs: list[Any] = [[item.name, item.dtype.name] for item in self._rows.inputs]
+        inputs += [["as texts", *sorted(self._rows.texts)]] if self._rows.texts else []
         return ["user", [source.identity() for source, _ in self._sources], weights, inputs, dict(self._rows.recipe)]
 
 
