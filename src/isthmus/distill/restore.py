@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from isthmus.distill.causal.models import import_function
 from isthmus.distill.causal.task import CausalTask
 from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Predictor, Tabular
 from isthmus.distill.image.picture import PictureTask
@@ -26,7 +27,6 @@ from isthmus.distill.image.task import IMAGES, ImageTask
 from isthmus.distill.labels import Binary
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.language.image import Image, Picture
-from isthmus.distill.language.teachers import function_of
 from isthmus.distill.language.text import Embedding, Text
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tabular.student import read_record, unreadable
@@ -210,6 +210,7 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
     `kind` is the task class. `material` needs only the attributes declaration, label, student_inputs and training_set.
     """
     declared = material.declaration
+    where = f"{declared.where}: student"
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
     if isinstance(declared.task, Tabular):
         plan = declared.task.plan(material.student_inputs)
@@ -219,16 +220,16 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
     elif isinstance(declared.task, Causal):
         # The identity of the outputs covers base and teacher.
         base = declared.task.student
-        digest = None if base is None else fingerprint(function_of(base))
+        digest = None if base is None else fingerprint(import_function(base, where))
         kinds = {"kind": {"causal": declared.task.identity(), "student": digest}}
     elif isinstance(declared.task, Text):
         new = declared.task.student
-        digest = fingerprint(function_of(new)) if isinstance(new, str) else None
+        digest = fingerprint(import_function(new, where)) if isinstance(new, str) else None
         kinds = {"kind": {"text": declared.task.identity(), "student": digest, **_terms(declared.task)}}
         if (start := declared.task.start) is not None:
             kinds["kind"]["start"] = file_digest(material.root / start)
     elif isinstance(declared.task, Image):
-        functions = [fingerprint(function_of(name)) for name in declared.task.student_functions]
+        functions = [fingerprint(import_function(name, where)) for name in declared.task.student_functions]
         kinds = {"kind": {"image": declared.task.identity(), "functions": functions, **_terms(declared.task)}}
     else:
         kinds |= {"training": code_description(kind, JUDGING), "report": code_description(kind, EXPORTING)}

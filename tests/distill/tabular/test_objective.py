@@ -19,6 +19,7 @@ from isthmus.distill.language.teachers import TeacherFunction
 from isthmus.distill.language.text import Bag, Text
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.restore import create_task, provenance
+from isthmus.distill.tabular.kinds.terms import over_known_rows
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material
 from isthmus.features.errors import ConfigurationError
@@ -27,6 +28,7 @@ from isthmus.losses import (
     binary_hard_targets,
     binary_soft_targets,
     hard_targets,
+    similarities,
     soft_targets,
     squared_errors,
 )
@@ -208,3 +210,15 @@ def test_a_teacher_keeps_its_outputs_when_the_objective_changes() -> None:
     tasks = [TabularTask(material_of("number", table, objective=terms)) for terms in (None, written_out("number"))]
     first, second = (task.teacher().fingerprint() for task in tasks)
     assert first == second
+
+
+def test_a_loss_that_compares_rows_skips_batches_with_too_few() -> None:
+    student, teacher = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
+    term = Term(partial(similarities, temperature=0.1), student="student.logits", teacher="teacher.logits")
+    known = over_known_rows(Objective({"near": term}), labels=False, answers=True)
+    for answered in (0, 1, 2, 3, 4):
+        rows = torch.arange(4) < answered
+        loss = known({"logits": student}, {"logits": teacher, "answered": rows.float()}, None, 0.0)[0]
+        assert (loss.item() > 0) == (answered >= 3)
+    with pytest.raises(ConfigurationError, match="2 rows; expected at least 3"):
+        known({"logits": student[:2]}, {"logits": teacher[:2], "answered": torch.ones(2)}, None, 0.0)

@@ -19,7 +19,7 @@ from isthmus import Bag, Binary, Encoder, Number, Pretrained, Rank, TeacherFunct
 from isthmus.distill.distillation import distill
 from isthmus.distill.export.conversion import in_ort_format, in_precision
 from isthmus.distill.export.export import export
-from isthmus.distill.restore import restore
+from isthmus.distill.restore import provenance, restore
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.text.baseline import classifier
@@ -176,6 +176,9 @@ def test_a_function_must_return_a_network_of_the_right_width(table: pa.Table, tm
     with pytest.raises(ConfigurationError, match="returns a list; expected a torch module"):
         task.student()
     task = TextTask(material(table, tmp_path, replace(TEXT, student=f"{HERE}:knowing")))
+    absent = TextTask(material(table, tmp_path, replace(TEXT, student=f"{HERE}:absent")))
+    with pytest.raises(ConfigurationError, match="absent: cannot be imported"):
+        provenance(absent)
     with pytest.raises(ConfigurationError, match=r"knowing: raises TypeError: .* takes 0 positional arguments"):
         task.student()
 

@@ -83,12 +83,17 @@ def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Map
     ))  # fmt: skip
 
 
-def call_function(source: str, where: str, *arguments: Any) -> Any:
-    """Call a function of the user; raise a ConfigurationError if it cannot be imported or raises an error."""
+def import_function(source: str, where: str) -> Any:
+    """Import a function of the user, "module:function"; raise a ConfigurationError if that fails."""
     try:
-        function = function_of(source)
+        return function_of(source)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(where, [Problem(source, f"cannot be imported ({error})")]) from error
+
+
+def call_function(source: str, where: str, *arguments: Any) -> Any:
+    """Call a function of the user; raise a ConfigurationError if it cannot be imported or raises an error."""
+    function = import_function(source, where)
     try:
         return function(*arguments)
     except IsthmusError:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import l1_loss
 
 from isthmus.distill.causal.models import call_function
@@ -74,7 +74,11 @@ class PictureLabels(Kind):
         terms = {"pixels": Term(l1_loss, soft, input=pair["student"], target=pair["teacher"])}
         if picture.features is not None:
             network = call_function(picture.features, "features of a Picture")
-            layers = [name for name, _ in network.named_children()]
+            layers = [name for name, _ in network.named_children()] if isinstance(network, nn.Sequential) else []
+            if not layers:
+                found = f"returns a {type(network).__name__}"
+                problem = Problem(picture.features, found, "a torch.nn.Sequential of at least one module")
+                raise ConfigurationError("features of a Picture", [problem])
             terms["perceptual"] = Term(Perceptual(network, layers), soft * picture.perceptual, **pair)
         if picture.adversarial:
             discriminator = PatchDiscriminator(3, width=16)

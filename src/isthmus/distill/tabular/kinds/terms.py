@@ -10,6 +10,7 @@ from isthmus.distill.language.objective import DeclaredTerm, named_terms
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.teachers.teacher import ANSWERED
+from isthmus.features.errors import ConfigurationError
 
 
 def declared_objective(declared: Sequence[DeclaredTerm], usual: Objective) -> Objective:
@@ -41,10 +42,15 @@ def _on_rows(
 ) -> Tensor:
     known = [_are_known(tensors[name]) for name in labels]
     rows = torch.stack(known if answered_rows is None else [*known, answered_rows.bool()]).all(0)
-    if not rows.any():
-        zero = rows.new_zeros((), dtype=torch.float32)
-        return sum((tensor.sum() * 0.0 for tensor in tensors.values() if tensor.requires_grad), zero)
-    return loss(**{name: tensor[rows] for name, tensor in tensors.items()})
+    if rows.any():
+        try:
+            return loss(**{name: tensor[rows] for name, tensor in tensors.items()})
+        except ConfigurationError:
+            if rows.sum() > 2 or rows.all():
+                raise
+            # Losses that compare rows, such as `similarities`, may need three.
+    zero = rows.new_zeros((), dtype=torch.float32)
+    return sum((tensor.sum() * 0.0 for tensor in tensors.values() if tensor.requires_grad), zero)
 
 
 def _are_known(labels: Tensor) -> Tensor:
