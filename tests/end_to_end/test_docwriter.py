@@ -85,6 +85,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sys.modules.pop("corpus", None)
     (root / "data").mkdir()
     pq.write_table(corpus.corpus(120, ("networkx",)), root / "data" / "texts.parquet")
+    # The general texts describe the installed packages, which may have few words.
+    definitions = root / "definitions.py"
+    text = definitions.read_text()
+    assert text.count("replay=0.25") == 1
+    definitions.write_text(text.replace("replay=0.25", "replay=0.15"))
     return root
 
 
