@@ -9,8 +9,7 @@ from torch.nn.functional import hardsigmoid, interpolate, pixel_shuffle
 
 from isthmus.distill.causal.models import call_function
 from isthmus.distill.language.image import Image, MobileNet, UNet
-from isthmus.distill.tabular.answers import StudentOutput
-from isthmus.distill.tabular.student import UNCALIBRATED
+from isthmus.distill.tabular.answers import LabelStudent
 from isthmus.features.errors import ConfigurationError, Problem
 
 STAGES: tuple[tuple[Any, ...], ...] = (
@@ -29,29 +28,10 @@ _CLEAR = 3.0
 """Logit of the factor by which a U-Net multiplies colors at first, 0.95."""
 
 
-class ImageStudent(nn.Module):
-    """A network from images (n, 3, side, side) to the last layer's outputs, and the output layer `answer`.
-
-    In training mode the student returns uncalibrated scores. In eval mode it returns calibrated or clipped scores, or
-    both by name if it has a calibration.
-    """
-
-    def __init__(self, network: nn.Module, answer: StudentOutput) -> None:
-        super().__init__()
-        self.network, self.answer = network, answer
-
-    def forward(self, image: Tensor) -> Tensor | dict[str, Tensor]:
-        scores = self.answer.scores(self.network(image))
-        if self.training:
-            return scores
-        final = self.answer.calibrate(scores)
-        return final if self.answer.calibration is None else {"logits": final, UNCALIBRATED: scores}
-
-
 class ImageNetwork(nn.Module):
     """A student as a device runs it: from images to the answer, such as probabilities."""
 
-    def __init__(self, student: ImageStudent) -> None:
+    def __init__(self, student: LabelStudent) -> None:
         super().__init__()
         self.student = student
 

@@ -13,12 +13,13 @@ from onnx import ModelProto
 from torch import Tensor, nn
 
 from isthmus.distill.image.files import SEED, ImageFiles, augmented, with_copies
-from isthmus.distill.image.students import ImageNetwork, ImageStudent, image_network
+from isthmus.distill.image.students import ImageNetwork, image_network
 from isthmus.distill.language.image import Image
 from isthmus.distill.language.teachers import teachers
 from isthmus.distill.onnx.exporter import export_network
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
+from isthmus.distill.tabular.answers import LabelStudent
 from isthmus.distill.tabular.labelled import LabelTask
 from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.task import Batch, Case, Material
@@ -81,7 +82,7 @@ class ImageTask(LabelTask):
         answer, where = self._kind.answer(), f"{self.material.declaration.where}: student"
         declared = replace(self.declared, student=self._shaped())
         network = image_network(declared, answer.width, where)
-        student: nn.Module = ImageStudent(network, answer)
+        student: nn.Module = LabelStudent(network, answer)
         # Trains a third faster on a CPU.
         return student.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
@@ -111,7 +112,7 @@ class ImageTask(LabelTask):
         return export_network(self.network(student), example, {"image": ("N", *sizes)}, [self._answer.name])
 
     def network(self, student: nn.Module) -> nn.Module:
-        assert isinstance(student, ImageStudent)  # noqa: S101 - created by `student`
+        assert isinstance(student, LabelStudent)  # noqa: S101 - created by `student`
         return ImageNetwork(student).eval()
 
     def feeds(self, rows: Index) -> Feeds:

@@ -12,6 +12,8 @@ from isthmus.distill.onnx.builder import Building
 from isthmus.distill.tabular.calibration import Calibrator
 from isthmus.distill.types import Array
 
+UNCALIBRATED = "uncalibrated"
+"""Key of the logits before calibration."""
 MOST_SCORE = 16.0
 """Upper bound of a ranking score: a row that scores 16 more is nine million times as likely to come first."""
 
@@ -34,6 +36,17 @@ class StudentOutput(nn.Module, ABC):
         calibrated: Tensor = scores if self.calibration is None else self.calibration(scores)
         return calibrated
 
+    def outputs(self, last: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return uncalibrated scores in training mode, calibrated or clipped ones in eval mode.
+
+        In eval mode, a layer with a calibration returns a dict with calibrated `logits` and `uncalibrated` logits.
+        """
+        scores = self.scores(last)
+        if self.training:
+            return scores
+        final = self.calibrate(scores)
+        return final if self.calibration is None else {"logits": final, UNCALIBRATED: scores}
+
     @abstractmethod
     def forward(self, scores: Tensor) -> Tensor:
         """Calibrate or clip scores, and convert them to the graph's output, such as probabilities."""
@@ -55,6 +68,18 @@ class StudentOutput(nn.Module, ABC):
 
     def _calibrated(self, build: Building, logits: str) -> str:
         return logits if self.calibration is None else self.calibration.write(build, logits)
+
+
+class LabelStudent(nn.Module):
+    """A network from tensors to the last layer's outputs (n, `answer.width`), and the output layer `answer`."""
+
+    def __init__(self, network: nn.Module, answer: StudentOutput) -> None:
+        super().__init__()
+        self.network, self.answer = network, answer
+
+    def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return what `StudentOutput.outputs` says."""
+        return self.answer.outputs(self.network(*inputs))
 
 
 class Probability(StudentOutput):

@@ -11,7 +11,7 @@ from isthmus.distill.declaration import Predictor
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.language.teachers import DeclaredTeacher, abstains
 from isthmus.distill.losses.objective import Objective
-from isthmus.distill.tabular.answers import StudentOutput
+from isthmus.distill.tabular.answers import UNCALIBRATED, StudentOutput
 from isthmus.distill.tabular.kinds.binary import BinaryLabels
 from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.kind import Kind
@@ -19,7 +19,6 @@ from isthmus.distill.tabular.kinds.number import NumberLabels
 from isthmus.distill.tabular.kinds.rank import RankLabels
 from isthmus.distill.tabular.kinds.terms import declared_objective, over_known_rows
 from isthmus.distill.tabular.kinds.weights import row_weights, weighted, weighted_targets
-from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.users.sources import TeacherRows
 from isthmus.distill.tabular.users.teacher import UserTeacher, sources
 from isthmus.distill.tasks.answers import student_answers

@@ -20,8 +20,6 @@ from isthmus.transforms.preparation.fit import Preparation
 
 RECORD = "student.json"
 PLACES = "places"
-UNCALIBRATED = "uncalibrated"
-"""Key of the logits before calibration."""
 
 
 class Student(nn.Module):
@@ -52,11 +50,7 @@ class Student(nn.Module):
         `numbers` is float32 (n, width). `places` is int64 (n, texts): the row to look up in each embedding table. In
         eval mode, a student with a calibration returns a dict with calibrated `logits` and `uncalibrated` logits.
         """
-        scores = self.answer.scores(_last(self.embeddings, self.layers, numbers, places))
-        if self.training:
-            return scores
-        final = self.answer.calibrate(scores)
-        return final if self.answer.calibration is None else {"logits": final, UNCALIBRATED: scores}
+        return self.answer.outputs(_last(self.embeddings, self.layers, numbers, places))
 
     def logits(self, data: TabularTensors) -> Array:
         self.eval()

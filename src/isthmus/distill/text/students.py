@@ -8,35 +8,15 @@ from torch.nn.functional import gelu, normalize, scaled_dot_product_attention
 
 from isthmus.distill.causal.models import call_function
 from isthmus.distill.language.text import Bag, Encoder, Text
-from isthmus.distill.tabular.answers import StudentOutput
-from isthmus.distill.tabular.student import UNCALIBRATED
+from isthmus.distill.tabular.answers import LabelStudent
 from isthmus.distill.teachers.pretrained import pooled
 from isthmus.features.errors import ConfigurationError, Problem
-
-
-class TextStudent(nn.Module):
-    """A network from tokens to the last layer's outputs (n, `answer.width`), and the output layer `answer`.
-
-    In training mode the student returns uncalibrated scores. In eval mode it returns calibrated or clipped scores, or
-    both by name if it has a calibration.
-    """
-
-    def __init__(self, network: nn.Module, answer: StudentOutput) -> None:
-        super().__init__()
-        self.network, self.answer = network, answer
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | dict[str, Tensor]:
-        scores = self.answer.scores(self.network(input_ids, attention_mask))
-        if self.training:
-            return scores
-        final = self.answer.calibrate(scores)
-        return final if self.answer.calibration is None else {"logits": final, UNCALIBRATED: scores}
 
 
 class TextNetwork(nn.Module):
     """A student as a device runs it: from tokens to the answer, such as probabilities."""
 
-    def __init__(self, student: TextStudent) -> None:
+    def __init__(self, student: LabelStudent) -> None:
         super().__init__()
         self.student = student
 

@@ -22,12 +22,13 @@ from isthmus.distill.language.text import MEASURED, Embedding, PrunedEncoder, Te
 from isthmus.distill.onnx.exporter import export_network
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
+from isthmus.distill.tabular.answers import LabelStudent
 from isthmus.distill.tabular.labelled import LabelTask
 from isthmus.distill.tabular.users.pretrained import PretrainedModel
 from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.task import Batch, Case, Material, Task
 from isthmus.distill.text.pruning import prune
-from isthmus.distill.text.students import EncoderNetwork, TextNetwork, TextStudent, text_network
+from isthmus.distill.text.students import EncoderNetwork, TextNetwork, text_network
 from isthmus.distill.text.vocabulary import StudentTokenizer, TextTokenizer
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import ConfigurationError, Problem, one_of
@@ -202,13 +203,13 @@ class TextTask(TextBase, LabelTask):
 
     def student(self) -> nn.Module:
         answer = self._kind.answer()
-        return self._started(TextStudent(self._network(answer.width), answer))
+        return self._started(LabelStudent(self._network(answer.width), answer))
 
     def batch(self, rows: Tensor) -> Batch:
         return Batch(self._inputs(rows), self._kind.targets[rows])
 
     def network(self, student: nn.Module) -> nn.Module:
-        assert isinstance(student, TextStudent)  # noqa: S101 - created by `student`
+        assert isinstance(student, LabelStudent)  # noqa: S101 - created by `student`
         return TextNetwork(student).eval()
 
     def content(self, *labels: Array) -> str:

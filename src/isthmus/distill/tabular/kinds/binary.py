@@ -7,11 +7,10 @@ from isthmus.distill.declaration import Predictor
 from isthmus.distill.evaluation.metrics import auc, calibration_error, metrics, sigmoid
 from isthmus.distill.losses.logits import binary_hard_targets, binary_soft_targets
 from isthmus.distill.losses.objective import Objective
-from isthmus.distill.tabular.answers import Probability
+from isthmus.distill.tabular.answers import UNCALIBRATED, Probability
 from isthmus.distill.tabular.calibration import create_calibrator
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.leakage import LEAK_FROM, separation_auc
-from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.teacher import BINARY
 from isthmus.distill.tabular.users.prediction import Prediction, binary_scores
 from isthmus.distill.tasks.split import Split, binary_labels

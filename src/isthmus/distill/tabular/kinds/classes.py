@@ -11,11 +11,10 @@ from isthmus.distill.evaluation.metrics import confidence_error, multiclass_log_
 from isthmus.distill.labels import MOST_CLASSES
 from isthmus.distill.losses.logits import hard_targets, soft_targets
 from isthmus.distill.losses.objective import Objective
-from isthmus.distill.tabular.answers import Probabilities
+from isthmus.distill.tabular.answers import UNCALIBRATED, Probabilities
 from isthmus.distill.tabular.calibration import create_calibrator
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.leakage import LEAK_FROM, mean_recall
-from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tabular.users.prediction import Prediction, class_scores
 from isthmus.distill.tasks.split import PARTS, Split, required_column, whole_numbers
