@@ -74,9 +74,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (EXAMPLE / "definitions.py").read_text().replace('{"width": 128, "layers": 3', '{"width": 32, "layers": 1')
     )
     definitions = definitions.replace('Gate("taught", at_least=0), Gate("student.agreement", at_least=0.15)', "")
-    (root / "definitions.py").write_text(
-        definitions.replace("epochs=4", "epochs=1").replace("context=128", "context=64")
-    )
     sys.path.insert(0, str(EXAMPLE))
     try:
         corpus = importlib.import_module("corpus")
@@ -86,10 +83,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "data").mkdir()
     pq.write_table(corpus.corpus(120, ("networkx",)), root / "data" / "texts.parquet")
     # The general texts describe the installed packages, which may have few words.
-    definitions = root / "definitions.py"
-    text = definitions.read_text()
-    assert text.count("replay=0.25") == 1
-    definitions.write_text(text.replace("replay=0.25", "replay=0.15"))
+    assert definitions.count("replay=0.25") == 1
+    definitions = definitions.replace("replay=0.25", "replay=0.15")
+    (root / "definitions.py").write_text(
+        definitions.replace("epochs=4", "epochs=1").replace("context=128", "context=64")
+    )
     return root
 
 
