@@ -67,6 +67,20 @@ def test_a_student_its_trainings_and_its_package_are_tracked_once(shop: Project,
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_the_runs_of_a_student_that_mlflow_refuses_have_failed(
+    shop: Project, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Artifacts.of(shop).last_report()
+    too_long = {**report, "measures": {"m" * 300: 1.0}}
+    monkeypatch.setattr(Artifacts, "last_report", lambda _artifacts: too_long)
+    told: list[str] = []
+    track(Artifacts.of(shop), progress=lambda text, _done: told.append(text))
+    assert "not tracked in MLflow" in told[0]
+    experiment = store.get_experiment_by_name("shop/late_order").experiment_id
+    assert {run.info.status for run in store.search_runs([experiment])} == {"FAILED"}
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "nowhere://x", "file:///proc/nothing"])
 def test_a_store_that_does_not_work_is_one_warning(shop: Project, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)

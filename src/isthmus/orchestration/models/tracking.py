@@ -44,20 +44,25 @@ def _tracked(client: Any, artifacts: Artifacts, report: Mapping[str, Any]) -> st
     name = f"{project.name}/{declared.name}"
     known = client.get_experiment_by_name(name)
     experiment = client.create_experiment(name) if known is None else known.experiment_id
-    if runs := client.search_runs([experiment], f"tags.`{STUDENT}` = '{report['id']}'"):
-        return str(runs[0].info.run_id)
+    if found := client.search_runs([experiment], f"tags.`{STUDENT}` = '{report['id']}'"):
+        return str(found[0].info.run_id)
     settings = declared.training_settings(project.settings.profiles.training, report["rows"]["train"]).identity()
-    run = str(client.create_run(experiment, run_name=report["id"]).info.run_id)
-    for part in report["runs"]:
-        label, tags = f"{part['model']}-{part['seed']}", {"mlflow.parentRunId": run}
-        child = client.create_run(experiment, run_name=label, tags=tags).info.run_id
-        _log(client, child, {**settings, "seed": part["seed"], "planned": part["planned"]}, part["history"])
-    models = report["models"].items()
-    figures = {f"{model}.{key}": value for model, of in models for key, value in of["quality"].items()}
-    gains = {key: (report[key] or {}).get("value") for key in ("taught", "gap_closed")}
-    _log(client, run, settings, [{**figures, **gains, **report["measures"]}])
-    client.set_tag(run, STUDENT, report["id"])  # last: an incomplete run is written again
-    return run
+    runs = [str(client.create_run(experiment, run_name=report["id"]).info.run_id)]
+    try:
+        for part in report["runs"]:
+            label, tags = f"{part['model']}-{part['seed']}", {"mlflow.parentRunId": runs[0]}
+            runs.append(client.create_run(experiment, run_name=label, tags=tags).info.run_id)
+            _log(client, runs[-1], {**settings, "seed": part["seed"], "planned": part["planned"]}, part["history"])
+        models = report["models"].items()
+        figures = {f"{model}.{key}": value for model, of in models for key, value in of["quality"].items()}
+        gains = {key: (report[key] or {}).get("value") for key in ("taught", "gap_closed")}
+        _log(client, runs[0], settings, [{**figures, **gains, **report["measures"]}])
+        client.set_tag(runs[0], STUDENT, report["id"])  # last: an incomplete run is written again
+    except Exception:
+        for run in runs:
+            client.set_terminated(run, "FAILED")
+        raise
+    return runs[0]
 
 
 def _log(client: Any, run: str, settings: Mapping[str, Any], history: Iterable[Mapping[str, Any]]) -> None:
