@@ -33,9 +33,9 @@ class FunctionSource(PredictionSource):
         self._declared = declared
         self._function = _imported(declared.function, self.where)
         self._fits = len(_required(self._function))
-        if self._fits not in (0, 2):
-            found = f"takes {self._fits} arguments"
-            raise ConfigurationError(self.where, [Problem("function", found, "no argument, or features and labels")])
+        if self._fits not in ((0, 2) if len(rows.labels) else (0,)):
+            found, labels = f"takes {self._fits} arguments", ", or features and labels" if len(rows.labels) else ""
+            raise ConfigurationError(self.where, [Problem("function", found, f"no argument{labels}")])
 
     def identity(self) -> Any:
         version = self._declared.version
