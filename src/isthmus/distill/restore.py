@@ -22,6 +22,7 @@ from torch import nn
 from isthmus.distill.causal.models import import_function
 from isthmus.distill.causal.task import CausalTask
 from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Predictor, Tabular
+from isthmus.distill.image.embedding import ImageEmbeddingTask
 from isthmus.distill.image.picture import PictureTask
 from isthmus.distill.image.task import IMAGES, ImageTask
 from isthmus.distill.labels import Binary
@@ -44,7 +45,9 @@ from isthmus.transforms.preparation.steps import described
 REPORT = "report.json"
 
 _TASKS: dict[type, type[Task]] = {Tabular: TabularTask, Text: TextTask, Image: ImageTask, Causal: CausalTask}
-_UNLABELED: dict[type, type[Task]] = {Embedding: EmbeddingTask, Picture: PictureTask}
+_UNLABELED: dict[tuple[type, type], type[Task]] = {
+    (Text, Embedding): EmbeddingTask, (Image, Embedding): ImageEmbeddingTask, (Image, Picture): PictureTask,
+}  # fmt: skip
 """Tasks of what a `Text` or an `Image` predicts instead of the spine's label."""
 
 
@@ -85,7 +88,8 @@ def task_class(declared: Distillation) -> type[Task]:
             problem = Problem(declared.task, f"is {named!r}", "a subclass of isthmus.distill.tasks.task.Task")
             raise ConfigurationError(where, [problem])
         return named
-    return _UNLABELED.get(type(getattr(declared.task, "predicts", None)), _TASKS[type(declared.task)])
+    kind = type(declared.task)
+    return _UNLABELED.get((kind, type(getattr(declared.task, "predicts", None))), _TASKS[kind])
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:

@@ -1,5 +1,7 @@
 """Handwritten digits as PNG files, and teachers and students that read them."""
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, interpolate
 
 from isthmus import Distillation, Entity, FeatureService, Field, Float32, Image, RequestSource, Settings, Spine, String
+from isthmus.distill.distillation import distill
+from isthmus.distill.image.task import ImageTask
+from isthmus.distill.restore import create_task
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.types import Array
@@ -61,6 +66,16 @@ def material(table: pa.Table, root: Path, image: Image = IMAGE, label: str = "di
     )  # fmt: skip
 
 
+def report(of: Material, folder: Path) -> Mapping[str, Any]:
+    return distill(of, folder=folder / "models", cache=folder / "cache", runs=folder / "runs").data
+
+
+def task_of(table: pa.Table, root: Path, image: Image = IMAGE, label: str = "digit", **changes: Any) -> ImageTask:
+    task = create_task(material(table, root, image, label, **changes))
+    assert isinstance(task, ImageTask)
+    return task
+
+
 class Flat(LogisticRegression):  # type: ignore[misc]
     """A classifier of the pixels of images, which counts its calls."""
 
@@ -95,6 +110,48 @@ def enlarging() -> Any:
 
 def eight_bits() -> Any:
     return lambda images: 255 * images
+
+
+def nothing() -> Any:
+    return lambda images: np.zeros((len(images), 4))
+
+
+def unknown() -> Any:
+    return lambda images: np.full((len(images), 4), np.nan)
+
+
+def widening() -> Any:
+    return lambda images: np.ones((len(images), 1 + len(images)))
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(768, 4))
+
+
+def random() -> nn.Module:
+    return Dropping(32).eval()
+
+
+def vit(folder: Path, names: Sequence[str] = (), processor: Mapping[str, Any] = {}, **config: Any) -> Any:
+    """Save a small ViT with drawn weights: with names a classifier, else a model of vectors; return it."""
+    from transformers import ViTConfig, ViTForImageClassification, ViTModel
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    sizes |= {"image_size": 16, "patch_size": 4, "initializer_range": 0.3, "attention_probs_dropout_prob": 0.5}
+    if names:
+        config["id2label"] = dict(enumerate(names))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = (ViTForImageClassification if names else ViTModel)(ViTConfig(**{**sizes, **config})).eval()
+    model.save_pretrained(folder)
+    described = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}, **processor}
+    (folder / "preprocessor_config.json").write_text(json.dumps(described))
+    return model
 
 
 def edges() -> nn.Sequential:

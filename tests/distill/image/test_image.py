@@ -1,7 +1,6 @@
 """Students of images: trained from teachers of several kinds, restored, and refused if they do not fit."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from onnx import TensorProto, helper, save
 
 from isthmus import (
     Binary,
+    Embedding,
     Image,
     MobileNet,
     Number,
@@ -29,40 +29,17 @@ from isthmus import (
     Temperature,
     UNet,
 )
-from isthmus.distill.distillation import distill
 from isthmus.distill.image.files import SEED
 from isthmus.distill.image.picture import PictureTask, label_distance, psnr, ssim
-from isthmus.distill.image.task import ImageTask
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.restore import create_task, restore
 from isthmus.distill.tasks.answers import require_steady
-from isthmus.distill.tasks.task import Material
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError
-from tests.distill.image.support import CALLS, HERE, IMAGE, digits, material
+from tests.distill.image.support import CALLS, HERE, IMAGE, digits, material, report, task_of
 
 PICTURE = Image(
     teacher=f"{HERE}:inverting", predicts=Picture(), student=UNet(width=4, depth=1, expand=2), side=16, augment=1
 )
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("project")
-
-
-@pytest.fixture(scope="module")
-def table(root: Path) -> pa.Table:
-    return digits(root)
-
-
-def report(of: Material, folder: Path) -> Mapping[str, Any]:
-    return distill(of, folder=folder / "models", cache=folder / "cache", runs=folder / "runs").data
-
-
-def task_of(table: pa.Table, root: Path, image: Image = IMAGE, label: str = "digit", **changes: Any) -> ImageTask:
-    task = create_task(material(table, root, image, label, **changes))
-    assert isinstance(task, ImageTask)
-    return task
 
 
 def test_a_student_learns_digits_and_is_restored_until_a_file_changes(tmp_path: Path) -> None:
@@ -114,16 +91,18 @@ def test_a_picture_is_learned_from_the_teacher_and_from_labels(table: pa.Table, 
 
 def test_without_pictures_as_labels_the_teacher_alone_teaches(table: pa.Table, root: Path) -> None:
     task = task_of(table, root, PICTURE, "ink")
-    assert task.objective().without_teacher() is None
+    assert (task.objective().without_teacher(), task.pipeline) == (None, "image-to-image")
     assert task.batch(torch.arange(2)).labels is None
     pictures = {"picture": task.feeds(np.arange(2))["image"]}
     assert {*task.quality(pictures, np.arange(2), pictures)} == {"ssim", "psnr"}
 
 
 def test_labels_without_a_picture_to_learn_are_refused(table: pa.Table, root: Path) -> None:
-    nothing = table.set_column(table.column_names.index("drawing"), "drawing", pa.nulls(len(table), pa.string()))
-    with pytest.raises(DataError, match="label drawing: null in all rows of the train part"):
-        task_of(nothing, root, PICTURE, "drawing")
+    drawings, nothing = table["drawing"].to_pylist(), [None] * len(table)
+    for part, labels in (("train", nothing), ("test", drawings[:320] + nothing[320:])):
+        other = table.set_column(table.column_names.index("drawing"), "drawing", pa.array(labels, pa.string()))
+        with pytest.raises(DataError, match=f"label drawing: null in all rows of the {part} part"):
+            task_of(other, root, PICTURE, "drawing")
 
 
 def test_only_the_training_part_has_copies_and_these_no_picture(table: pa.Table, root: Path) -> None:
@@ -168,6 +147,7 @@ def test_numbers_and_classes_have_their_outputs(table: pa.Table, root: Path, lab
     image = replace(IMAGE, student=MobileNet(width=0.1, depth=0.1))
     numbers = replace(image, predicts=Number(), teacher=f"{HERE}:brightness")
     task = task_of(table, root, numbers if label == "ink" else image, label)
+    assert task.pipeline == (None if label == "ink" else "image-classification")
     student = task.student().eval().requires_grad_(requires_grad=False)
     rows = np.arange(3)
     answer = task.expected(student, task.feeds(rows))
@@ -234,6 +214,7 @@ def test_dropout_that_stays_on_is_refused(table: pa.Table, root: Path) -> None:
         ("enlarging", ConfigurationError, r"shape \(2, 3, 32, 32\); expected \(2, 3, 16, 16\), the shape of"),
         ("eight_bits", DataError, "colors from 0 to 240; expected finite numbers from 0 to 1"),
         ("brightness", ConfigurationError, r"output: shape \(2,\)"),
+        ("fitted", ConfigurationError, r"takes 2 arguments; expected no argument$"),
     ],
 )
 def test_pictures_of_another_size_or_range_are_refused(
@@ -261,7 +242,17 @@ def test_a_row_without_an_image_is_refused(table: pa.Table, root: Path) -> None:
     ("changes", "message"),
     [
         ({"teacher": None}, "teacher: None"),
-        ({"teacher": Pretrained("large")}, "a Pretrained reads texts"),
+        ({"teacher": Pretrained("large", tokens=8)}, "no column and no tokens: it reads images"),
+        ({"predicts": Picture(), "student": UNet(), "teacher": Pretrained("large")}, "for a Picture"),
+        ({"predicts": Embedding(index=5)}, "index=0: an index needs pairs of texts"),
+        ({"predicts": Embedding(pooling="last")}, "'last'"),  # type: ignore[arg-type]
+        ({"predicts": Embedding(), "teacher": ["a:b", "c:d"]}, "one teacher that answers every image"),
+        (
+            {"predicts": Embedding(), "teacher": Onnx("a.onnx", missing="labels")},
+            "one teacher that answers every image",
+        ),
+        ({"predicts": Embedding(), "soft_weight": 0.5}, "soft_weight: 0.5 not set: it is for labels"),
+        ({"predicts": Embedding(), "student": UNet()}, 'a MobileNet or "module:function"'),
         ({"predicts": Rank(within="id")}, "predicts"),
         ({"predicts": Picture()}, 'a UNet or "module:function"'),
         ({"student": UNet()}, 'a MobileNet or "module:function"'),

@@ -20,8 +20,9 @@ from isthmus.distill.evaluation.metrics import retrieval
 from isthmus.distill.export.export import export
 from isthmus.distill.restore import provenance, restore
 from isthmus.distill.tasks.task import Material
+from isthmus.distill.tasks.vectors import ranking
 from isthmus.distill.teachers.pretrained import pooled
-from isthmus.distill.text.embedding import EmbeddingTask, _ranking
+from isthmus.distill.text.embedding import EmbeddingTask
 from isthmus.distill.text.task import TextTask
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.profiles import ServingProfile
@@ -290,6 +291,6 @@ def test_pairs_are_nearest_to_each_other() -> None:
 
 def test_a_ranking_leaves_out_the_text_itself() -> None:
     vectors, other = normalize(torch.randn(6, 4), dim=-1), normalize(torch.randn(6, 4), dim=-1)
-    assert float(_ranking(vectors, vectors, vectors, vectors, alone=True)) == pytest.approx(0, abs=1e-6)
-    assert float(_ranking(vectors, vectors, other, other, alone=True)) > 0.1
-    assert float(_ranking(vectors[:1], vectors[:1], other[:1], other[:1], alone=False)) == 0
+    assert float(ranking(vectors, vectors, vectors, vectors, alone=True)) == pytest.approx(0, abs=1e-6)
+    assert float(ranking(vectors, vectors, other, other, alone=True)) > 0.1
+    assert float(ranking(vectors[:1], vectors[:1], other[:1], other[:1], alone=False)) == 0

@@ -11,7 +11,7 @@ from torch.nn.functional import l1_loss
 from isthmus.distill.causal.models import call_function
 from isthmus.distill.declaration import Predictor
 from isthmus.distill.image.files import ImageFiles
-from isthmus.distill.image.task import ImageTask
+from isthmus.distill.image.task import ImageTask, Unlabeled
 from isthmus.distill.language.image import GAIN, Picture
 from isthmus.distill.losses.adversarial import Adversarial, PatchDiscriminator
 from isthmus.distill.losses.objective import Objective, Term
@@ -26,7 +26,6 @@ from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, DataError, Problem, extra
 from isthmus.features.types import String
-from isthmus.features.values.columns import Values
 
 KEY = "picture"
 _BEYOND = 0.01
@@ -45,7 +44,7 @@ class PictureOutput(NumberOutput):
         return self.calibrate(scores)
 
 
-class PictureLabels(Kind):
+class PictureLabels(Unlabeled):
     """Wanted pictures of some or no rows, None for a label that is not a String. `PictureTask` compares the teacher's.
 
     Args:
@@ -58,8 +57,6 @@ class PictureLabels(Kind):
     pipeline = "image-to-image"
     tolerance: Mapping[str, float] = {"fp32": 1e-4, "int8": 0.5}
     """Differences of one color of one pixel; gates limit the error of whole pictures."""
-    values = teacher_labels = np.empty(0)
-    targets = torch.empty(0)
 
     def __init__(self, wanted: ImageFiles | None, side: int) -> None:
         self.wanted, self._size = wanted, (3, side, side)
@@ -107,15 +104,6 @@ class PictureLabels(Kind):
         pictures, labels = answers[KEY][known], self.wanted[rows[known]]
         return {"ssim_of_label": ssim(pictures, labels), "psnr_of_label": psnr(pictures, labels)}
 
-    def score(self, answers: Answers, rows: Index) -> float:
-        return self.quality(answers, rows)["ssim_of_label"]
-
-    def chance(self, rows: Index) -> float:  # noqa: ARG002 - no picture is a usual one
-        return math.nan
-
-    def leak(self, column: Values, rows: Index) -> str:  # noqa: ARG002 - a path tells nothing
-        return ""
-
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:  # noqa: ARG002 - `quality` has it
         return {}
 
@@ -139,10 +127,11 @@ class PictureTask(ImageTask):
         if material.declaration.spine.label.dtype == String:
             wanted = self._read(material, material.label, side)
             wanted.places[self._seeds > 0] = -1
-            if not (wanted.places[material.parts.train] >= 0).any():
-                found = f"null in all rows of the {PARTS[0]} part"
-                remedy = "use other shares, or a label that is a number to learn from the teacher alone"
-                raise DataError(f"label {material.label}", found, expected="paths of pictures", remedy=remedy)
+            for part in (PARTS[0], PARTS[2]):  # to learn, and to measure what the labels gain
+                if not (wanted.places[getattr(material.parts, part)] >= 0).any():
+                    found = f"null in all rows of the {part} part"
+                    remedy = "use other shares, or a label that is a number to learn from the teacher alone"
+                    raise DataError(f"label {material.label}", found, expected="paths of pictures", remedy=remedy)
         return PictureLabels(wanted, side)
 
     def labeled(self, rows: Index) -> Index:

@@ -1,6 +1,7 @@
 """The task class that trains and measures students of images."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from isthmus.distill.onnx.exporter import export_network
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.tabular.answers import LabelStudent
+from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.labelled import LabelTask
 from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.task import Batch, Case, Material
@@ -28,11 +30,35 @@ from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.types import String
+from isthmus.features.values.columns import Values
 from isthmus.package.inputs import Feeds
 
 IMAGES = "images.sha256"
 _NUMBERS = 768 * 768
 """Numbers of a channel that a model outside of training gets at once, and that golden rows have at most."""
+_PIPELINES: Mapping[str | None, str | None] = {
+    "tabular-classification": "image-classification",
+    "tabular-regression": None,
+}
+
+
+class Unlabeled(Kind):
+    """Base of the kinds that an `Image` learns from its teacher's outputs, not from a label of the spine."""
+
+    values = teacher_labels = np.empty(0)
+    targets = torch.empty(0)
+
+    def quality(self, answers: Answers, rows: Index) -> dict[str, float]:  # noqa: ARG002 - the task knows the teacher
+        return {}
+
+    def score(self, answers: Answers, rows: Index) -> float:  # noqa: ARG002 - likewise
+        return math.nan
+
+    def chance(self, rows: Index) -> float:  # noqa: ARG002 - no output is a usual one
+        return math.nan
+
+    def leak(self, column: Values, rows: Index) -> str:  # noqa: ARG002 - a path tells nothing
+        return ""
 
 
 class ImageTask(LabelTask):
@@ -57,7 +83,7 @@ class ImageTask(LabelTask):
         fit = _NUMBERS // declared.side**2
         self.at_once, self.golden = max(8, min(256, fit)), min(16, fit // 8)
         self.rows_per_thread = max(1, fit // 8)
-        self.pipeline = self.pipeline and "image-classification"
+        self.pipeline = _PIPELINES.get(self.pipeline, self.pipeline)
 
     def _read(self, material: Material, column: str, side: int) -> ImageFiles:
         threads, where = material.profile.threads, f"column {column}"
@@ -81,10 +107,15 @@ class ImageTask(LabelTask):
     def student(self) -> nn.Module:
         answer, where = self._kind.answer(), f"{self.material.declaration.where}: student"
         declared = replace(self.declared, student=self._shaped())
-        network = image_network(declared, answer.width, where)
+        network = image_network(declared, self._outputs, where)
         student: nn.Module = LabelStudent(network, answer)
         # Trains a third faster on a CPU.
         return student.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    @property
+    def _outputs(self) -> int:
+        """Numbers that the network gives for an image; 0 for a picture."""
+        return self._answer.width
 
     def _shaped(self) -> Any:
         student, given = self.declared.student, {name: value for name, value in self.shape.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The declaration of an image model: a large model teaches a small one to classify, to measure or to draw images."""
+"""The declaration of an image model: a large model teaches a small one to classify, measure, embed or draw images."""
 
 import math
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from isthmus.distill.language.teachers import (
     teacher_problems,
     teachers,
 )
+from isthmus.distill.language.text import LABEL_ONLY, Embedding
 from isthmus.distill.settings import failed_checks
 from isthmus.features.definition.failure import type_problems
 from isthmus.features.definition.spec import Spine
@@ -104,16 +105,17 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """Predict the label of an image, or draw another one: a large model teaches a small one that a device can run.
+    """Predict the label of an image, embed it, or draw another one: a large model teaches one that a device can run.
 
     Teacher and student get `image`, float32 (N, 3, side, side) from 0 to 1. It is the largest square in the middle of
     the file's image, scaled to `side` (bilinear, antialiased), with transparency dropped.
 
     Attributes:
-        teacher: "module:function" or a `TeacherFunction` (a fitted one gets all training images at once), an `Onnx`
-            with a single input, a `TeacherOutputs`, or a list of these and of pairs (teacher, weight), whose weighted
-            mean teaches.
-        predicts: `Classes`, `Binary`, `Number` or `Picture`. A Picture has teachers that answer with pictures.
+        teacher: "module:function" or a `TeacherFunction` (a fitted one gets all training images at once), a
+            `Pretrained`, whose image processor gets the images with 8 bits, an `Onnx` with a single input, a
+            `TeacherOutputs`, or a list of these and of pairs (teacher, weight), whose weighted mean teaches.
+        predicts: `Classes`, `Binary`, `Number`, `Picture` or `Embedding`. A Picture has teachers that answer with
+            pictures, an Embedding a single one that answers with a vector per image.
         column: String feature with the path of a PNG or JPEG file, relative to the project; None for the student's only
             input.
         student: a `MobileNet`; for a Picture a `UNet`; or "module:function". The function takes the number of outputs
@@ -128,7 +130,7 @@ class Image:
     """
 
     teacher: "DeclaredTeacher | str | list[DeclaredTeacher | str | tuple[DeclaredTeacher | str, float]]"
-    predicts: Label | Picture = field(default_factory=Classes)
+    predicts: Label | Picture | Embedding = field(default_factory=Classes)
     column: str | None = None
     student: MobileNet | UNet | str = MobileNet()
     side: int = 64
@@ -144,7 +146,7 @@ class Image:
     measured: ClassVar[tuple[str, ...]] = (GAIN,)
 
     @property
-    def label(self) -> Label | Picture:
+    def label(self) -> Label | Picture | Embedding:
         return self.predicts
 
     @property
@@ -175,14 +177,15 @@ class Image:
         named = ("predicts", "teacher", "objective", "calibration", "student", "class_weight")
         if wrong := type_problems(self, f"{where}: ", named):
             return wrong
-        picture, label = isinstance(self.predicts, Picture), isinstance(self.predicts, Binary | Classes | Number)
+        picture, embeds = isinstance(self.predicts, Picture), isinstance(self.predicts, Embedding)
+        label = isinstance(self.predicts, Binary | Classes | Number)
         function = isinstance(self.student, str) and bool(FUNCTION.fullmatch(self.student))
         network = isinstance(self.student, UNet if picture else MobileNet)
         expected = f'a {"UNet" if picture else "MobileNet"} or "module:function"'
         known = isinstance(self.calibration, Calibration) and isinstance(self.predicts, self.calibration.labels)
         balances = self.class_weight == "balanced" and isinstance(self.predicts, Binary | Classes)
         checks = [
-            ("predicts", picture or label, "Classes, Binary, Number or Picture"),
+            ("predicts", picture or embeds or label, "Classes, Binary, Number, Picture or Embedding"),
             ("student", function or network, expected),
             ("side", (16 if picture else 8) <= self.side <= 4096, "8, for a Picture 16, to 4096"),
             ("side", not isinstance(self.student, UNet) or self.side % 8 == 0, "a multiple of 8, for a UNet"),
@@ -194,9 +197,13 @@ class Image:
             ("weight", self.weight is None or not picture, "None, for a Picture"),
             ("objective", self.objective is None or not picture, "None, for a Picture"),
         ]
+        if isinstance(self.predicts, Embedding):
+            checks.append(("predicts", not self.predicts.index, "index=0: an index needs pairs of texts"))
+            checks += [(name, getattr(self, name) == getattr(Image, name), "not set: it is for labels")
+                       for name in LABEL_ONLY]  # fmt: skip
         problems = failed_checks(self, where, checks) + self._teacher_problems(f"{where}: teacher")
         problems += self.student.problems(f"{where}: student") if isinstance(self.student, MobileNet | UNet) else []
-        problems += self.predicts.problems(f"{where}: predicts") if label or picture else []
+        problems += self.predicts.problems(f"{where}: predicts") if label or picture or embeds else []
         return problems or objective_problems(self, where)
 
     def _teacher_problems(self, where: str) -> list[Problem]:
@@ -208,10 +215,14 @@ class Image:
         if self.augment and TeacherOutputs in kinds:
             found = "TeacherOutputs have no answers for augmented copies"
             wrong.append(Problem(where, found, "augment=0, or a teacher that can be called"))
-        if Pretrained in kinds:
-            wrong.append(Problem(where, "a Pretrained reads texts", '"module:function", which may load any model'))
+        for teacher, _ in teachers(self.teacher):
+            if isinstance(teacher, Pretrained) and (teacher.column, teacher.tokens) != (None, None):
+                wrong.append(Problem(where, repr(teacher)[:200], "no column and no tokens: it reads images"))
         if isinstance(self.predicts, Picture) and (abstains(self.teacher) or not {*kinds} <= {TeacherFunction, Onnx}):
             expected = 'a "module:function" or an Onnx that answers every image, for a Picture'
+            wrong.append(Problem(where, repr(self.teacher)[:200], expected))
+        if isinstance(self.predicts, Embedding) and (len(kinds) > 1 or abstains(self.teacher)):
+            expected = "one teacher that answers every image, whose vectors are learned"
             wrong.append(Problem(where, repr(self.teacher)[:200], expected))
         return wrong
 

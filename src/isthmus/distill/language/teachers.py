@@ -91,7 +91,7 @@ class TeacherOutputs:
     * `probabilities`: the probability of a 1, or a list with a number per class;
     * `logits`: the same as logits;
     * `log_probabilities` with `classes`: lists of the k most likely classes; the other classes share what is left;
-    * `values`: a number, for a Number or a Rank.
+    * `values`: a number, for a Number or a Rank; for an Embedding a list, the vector of an image.
 
     Attributes:
         path: a Parquet or CSV file, or a folder of Parquet files, relative to the project.
@@ -113,15 +113,17 @@ class TeacherOutputs:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A teacher that is a fine-tuned model of the transformers library, which reads a text.
+    """A teacher that is a fine-tuned model of the transformers library, which reads texts, or the images of an `Image`.
 
     The model has a classification head, a regression head with one number, or for an `Embedding` any head or none. Its
-    tokenizer is in the same folder. Weights are read from safetensors, and no code next to them runs.
+    tokenizer or image processor is in the same folder. Weights are read from safetensors, and no code next to them
+    runs.
 
     Attributes:
-        source: folder with `config.json`, `model.safetensors` and the tokenizer, relative to the project;
-            `package:NAME/FOLDER` in an installed Python package; or the name of a repository on the Hugging Face hub.
-        column: feature of the teacher's service that holds the text; None for the only String.
+        source: folder with `config.json`, `model.safetensors` and the tokenizer or `preprocessor_config.json`, relative
+            to the project; `package:NAME/FOLDER` in an installed Python package; or the name of a repository on the
+            Hugging Face hub.
+        column: feature of the teacher's service that holds the text; None for the only String, and for an `Image`.
         classes: names of the classes in the order of the logits; None for the names in the model's configuration.
         revision: commit, tag or branch of a repository on the hub. Only a commit never changes.
         tokens: tokens of a text that the model reads; None for as many as it can.

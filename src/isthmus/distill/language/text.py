@@ -96,13 +96,14 @@ class PrunedEncoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """The teacher's vector of a text, scaled to length 1. The student predicts `vector`.
+    """The teacher's vector of a text or an image, scaled to length 1. The student predicts `vector`.
 
     Attributes:
         pooling: "mean" if the teacher, a `Pretrained`, was trained with the mean of its last states as vector, "first"
-            if with the last state of the first token.
-        index: number of test rows for a device to search; it needs a pair of columns. The package has their keys and
-            second texts (`index.json`), and the teacher's vectors of these texts, times 127 as int8 (`index.i8`).
+            if with the last state of the first token. A model with a projection of images, such as CLIP, ignores it.
+        index: number of test rows for a device to search; it needs a pair of columns of a `Text`. The package has their
+            keys and second texts (`index.json`), and the teacher's vectors of these texts, times 127 as int8
+            (`index.i8`).
     """
 
     pooling: Literal["mean", "first"] = "mean"
@@ -117,8 +118,8 @@ class Embedding:
 
 
 TextStudents = Bag | Encoder | PrunedEncoder
-_LABEL_ONLY = ("objective", "temperature", "soft_weight", "calibration", "weight", "class_weight")
-"""Attributes of a `Text` that have no meaning for an `Embedding`."""
+LABEL_ONLY = ("objective", "temperature", "soft_weight", "calibration", "weight", "class_weight")
+"""Attributes of a `Text` or an `Image` that have no meaning for an `Embedding`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +223,7 @@ class Text:
         if isinstance(self.predicts, Embedding):
             checks.append(("predicts", pair or not self.predicts.index, "index=0 for a single column"))
             checks += [(name, getattr(self, name) == getattr(Text, name), "not set: it is for labels")
-                       for name in _LABEL_ONLY]  # fmt: skip
+                       for name in LABEL_ONLY]  # fmt: skip
         problems = failed_checks(self, where, checks)
         taught = teacher_problems(self.teacher, f"{where}: teacher")
         if self.teacher is None:

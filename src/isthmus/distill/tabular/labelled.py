@@ -1,7 +1,7 @@
 """The base of tasks that predict a label: what they share, whether the input is a row of features or a text."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ class LabelTask(Task):
     """Features that a user's function gets as texts, not as categories."""
     images: Callable[[Index], Array] | None = None
     """Returns the images of rows for teachers; None if they get features."""
+    pooling: Literal["mean", "first"] | None = None
+    """How a `Pretrained` makes vectors of its last states; None for its logits."""
 
     def __init__(self, material: Material, declared: Predictor) -> None:
         super().__init__(material)
@@ -77,6 +79,7 @@ class LabelTask(Task):
             material.table, material.teacher_inputs, self.labeled(material.parts.train), self._kind.fitted_labels(),
             self.classes, self._recipe(), material.declaration.spine, material.root, material.profile.threads,
             numeric=self._kind.key != "logits", texts=self.texts, images=self.images,
+            pooling=self.pooling,
         )  # fmt: skip
         return UserTeacher(
             sources(declared, rows), self._kind.key, rows, convert=self._kind.teacher_scores,

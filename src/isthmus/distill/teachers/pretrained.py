@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TOKENIZER = ("tokenizer*.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt", "*.model")
+_IMAGES = ("preprocessor_config.json", "processor_config.json")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 _OF_LAYERS = re.compile(r"(hidden|attentions)(?:\.(\d+))?")
 
@@ -171,13 +172,13 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
 def model_folder(name: str, revision: str | None, *, offline: bool = False) -> Path:
     """Return the folder of a repository on the Hugging Face hub, after downloading what the local cache lacks.
 
-    Downloads the configuration, safetensors and the files of the tokenizer. With `offline`, only looks in the cache.
-    Raises a DependencyError if the repository cannot be downloaded.
+    Downloads the configuration, safetensors and the files of tokenizer and image processor. With `offline`, only looks
+    in the cache. Raises a DependencyError if the repository cannot be downloaded.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    patterns = ["config.json", _WEIGHTS, _INDEX, "model-*.safetensors", *_TOKENIZER]
+    patterns = ["config.json", _WEIGHTS, _INDEX, "model-*.safetensors", *_TOKENIZER, *_IMAGES]
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=offline, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:

@@ -83,7 +83,7 @@ def class_scores(prediction: Prediction, where: str, classes: Sequence[str]) -> 
         expected = f"probabilities or logits of {len(classes)} classes for each row"
         raise ConfigurationError(where, [Problem("output", found, expected)])
     if names is None:
-        expected = "an attribute classes_, a tuple (outputs, names), or classes=[...] of an Onnx or a TeacherOutputs"
+        expected = "an attribute classes_, a tuple (outputs, names), or classes=[...] of the declared teacher"
         raise ConfigurationError(where, [Problem("classes", "unknown", expected)])
     if numbers.shape[1] != len(names):
         raise ConfigurationError(where, [Problem("output", f"{numbers.shape[1]} columns", f"{len(names)} classes")])

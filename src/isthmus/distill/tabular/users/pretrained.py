@@ -1,4 +1,4 @@
-"""Predictions of a fine-tuned model of the transformers library, which reads a text."""
+"""Predictions of a fine-tuned model of the transformers library, which reads texts or images."""
 
 import copy
 import re
@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isthmus.distill.accelerator import threads
 from isthmus.distill.language.teachers import Pretrained
 from isthmus.distill.tabular.users.prediction import Prediction
-from isthmus.distill.tabular.users.sources import PredictionSource, TeacherRows, digest
+from isthmus.distill.tabular.users.sources import IMAGE, PredictionSource, TeacherRows, digest
 from isthmus.distill.tasks.samples import Columns
-from isthmus.distill.teachers.pretrained import PretrainedTeacher, model_folder, pretrained
+from isthmus.distill.teachers.network import NetworkTeacher
+from isthmus.distill.teachers.pretrained import PretrainedTeacher, model_folder, pooled, pretrained
 from isthmus.distill.types import Array
 from isthmus.features.contract.schema import sha256
-from isthmus.features.errors import ConfigurationError, Problem, extra, one_of
+from isthmus.features.errors import ConfigurationError, Problem, extra, first_line, one_of
 from isthmus.features.files import installed_path
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import BaseImageProcessor, PreTrainedTokenizerBase
 
 _UNNAMED = re.compile(r"LABEL_\d+")
 """Names that transformers gives to classes without a name."""
@@ -30,7 +31,7 @@ _AT_ONCE = 32
 
 
 class PretrainedModel:
-    """A declared model of the transformers library and its tokenizer, which are loaded when they are first used."""
+    """A declared model of transformers and its tokenizer or image processor, each loaded when it is first used."""
 
     def __init__(self, declared: Pretrained, root: Path) -> None:
         self.declared, self._root, self.where = declared, root, f"teacher {declared.source}"
@@ -44,6 +45,22 @@ class PretrainedModel:
     @cached_property
     def teacher(self) -> PretrainedTeacher:
         return pretrained(self.folder, ["logits"], labels=self.declared.classes)
+
+    @cached_property
+    def processor(self) -> "BaseImageProcessor":
+        """The image processor in the folder; raises a ConfigurationError if it cannot be read."""
+        with extra("text"):
+            from transformers import AutoImageProcessor
+        try:
+            # Pillow gives the same pixels with and without torchvision.
+            processor: BaseImageProcessor = AutoImageProcessor.from_pretrained(
+                self.folder, backend="pil", local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, AttributeError, TypeError, ImportError) as error:
+            found = f"has no image processor that can be read: {first_line(error)}"
+            problem = Problem(str(self.folder), found, "preprocessor_config.json")
+            raise ConfigurationError(self.where, [problem], remedy="call processor.save_pretrained(folder)") from error
+        return processor
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -92,6 +109,28 @@ class PretrainedModel:
         return self.declared.tokens or min(int(self.tokenizer.model_max_length), positions)
 
 
+class _ImageVectors(nn.Module):
+    """A model's vectors of images: its own, as CLIP has them, else its pooled last states."""
+
+    def __init__(self, model: nn.Module, *, first: bool) -> None:
+        super().__init__()
+        self.model, self.first = model, first
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        model: Any = self.model
+        states: Tensor
+        if hasattr(model, "get_image_features"):
+            states = model.get_image_features(pixel_values=pixel_values).pooler_output
+        elif hasattr(model, "visual_projection"):
+            states = model(pixel_values=pixel_values).image_embeds
+        else:
+            states = model.base_model(pixel_values=pixel_values).last_hidden_state
+            if self.first and states.ndim != 3:
+                raise ValueError('pooling="first" needs a model with tokens, and this one has maps: use "mean"')
+            states = pooled(states, None, first=self.first)
+        return states
+
+
 class PretrainedSource(PredictionSource):
     runtime = f"torch {torch.__version__}"
     costly = True
@@ -99,13 +138,17 @@ class PretrainedSource(PredictionSource):
     def __init__(self, declared: Pretrained, rows: TeacherRows) -> None:
         super().__init__(declared.source, declared.missing, rows)
         self._declared, self._loaded = declared, PretrainedModel(declared, rows.root)
+        self._column = IMAGE if rows.images is not None else self._text(declared, rows)
+
+    def _text(self, declared: Pretrained, rows: TeacherRows) -> str:
         texts = [item.name for item in rows.inputs if item.is_category]
         if declared.column is None and len(texts) != 1:
             found = f"{len(texts)} features are Strings" + (f": {', '.join(texts)}" if texts else "")
             raise ConfigurationError(self.where, [Problem("column", found, 'column="...", the text to read')])
-        self._column = declared.column or texts[0]
-        if self._column not in texts:
-            raise ConfigurationError(self.where, [Problem("column", repr(self._column), one_of(texts))])
+        column = declared.column or texts[0]
+        if column not in texts:
+            raise ConfigurationError(self.where, [Problem("column", repr(column), one_of(texts))])
+        return column
 
     def identity(self) -> Any:
         declared, files = self._declared, sorted(self._loaded.folder.glob("*"))
@@ -115,16 +158,43 @@ class PretrainedSource(PredictionSource):
 
     def predict(self, rows: Columns) -> Prediction:
         values = rows[self._column]
-        texts = np.where(values.valid, values.data, "").tolist()
         with threads(self._rows.threads):
-            numbers = self._logits(texts)
+            if self._rows.images is None:
+                numbers = self._of_texts(np.where(values.valid, values.data, "").tolist())
+            else:
+                numbers = self._of_images(values.data)
         if self._rows.numeric:
             return Prediction("values", numbers)
         names = self._loaded.teacher.labels
         named = names is not None and not all(_UNNAMED.fullmatch(name) for name in names)
         return Prediction("logits", numbers, [*names] if names is not None and named else None)
 
-    def _logits(self, texts: list[str]) -> Array:
+    @cached_property
+    def _teacher(self) -> NetworkTeacher:
+        """The model with the output that is learned of images: its logits, or for an Embedding its vector."""
+        model, pooling = self._loaded.teacher, self._rows.pooling
+        if pooling is None:
+            return model
+        return NetworkTeacher(_ImageVectors(model.module, first=pooling == "first"), ["vector"], name=self.name)
+
+    def _of_images(self, images: Array) -> Array:
+        parts, pixels = [], np.rint(images * 255).astype(np.uint8)
+        try:
+            for begin in range(0, len(pixels), _AT_ONCE):
+                read = self._loaded.processor(
+                    [*pixels[begin : begin + _AT_ONCE]], input_data_format="channels_first", return_tensors="pt"
+                )
+                (output,) = self._teacher.ask({"pixel_values": read["pixel_values"]}).values()
+                parts.append(output.cpu())
+        except (ValueError, RuntimeError, AttributeError, TypeError, KeyError) as error:  # of transformers
+            found = f"image processor and model raise {type(error).__name__}: {first_line(error)}".rstrip(".")
+            raise ConfigurationError(
+                self.where, [Problem(str(self._loaded.folder), found, "a model of images in color and its processor")]
+            ) from error
+        outputs: Array = torch.cat(parts).numpy().astype(np.float64)
+        return outputs
+
+    def _of_texts(self, texts: list[str]) -> Array:
         tokenizer, most = self._loaded.tokenizer, self._loaded.tokens
         # Texts of about the same length have little padding.
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))

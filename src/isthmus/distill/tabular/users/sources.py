@@ -4,7 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +34,10 @@ class TeacherRows(NamedTuple):
         spine: declaration of the training examples, which names their join keys.
         root: folder of the project, to which paths are relative.
         threads: threads that a model may use.
-        numeric: True for a Number, a Rank or a Picture: a model gives values, not probabilities.
+        numeric: True for a Number, a Rank, a Picture or an Embedding: a model gives values, not probabilities.
         texts: names of features that are texts; other Strings are categories.
         images: returns images, float32 (rows, 3, side, side), that models get in place of features; None for features.
+        pooling: pooling of the last states of a Pretrained, for an Embedding; else None.
     """
 
     table: pa.Table
@@ -51,6 +52,7 @@ class TeacherRows(NamedTuple):
     numeric: bool
     texts: Collection[str] = ()
     images: Callable[[Index], Array] | None = None
+    pooling: Literal["mean", "first"] | None = None
 
     def columns(self, rows: Index) -> Columns:
         """Return a column per feature, or the single column `IMAGE`."""

@@ -94,7 +94,8 @@ class StoredSource(PredictionSource):
         name, table = self._read
         column = table[name].combine_chunks()
         listed = pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _fixed(column.type)
-        if listed == (name == "values") and name in ("values", "log_probabilities"):
+        vectors = self._rows.pooling is not None
+        if name in ("values", "log_probabilities") and listed == (name == "values" and not vectors):
             expected = "a number for each row" if listed else "lists in a Parquet file"
             raise DataError(f"{self.where}: {name}", f"a column of type {column.type}", expected=expected)
         if not listed:
@@ -103,12 +104,12 @@ class StoredSource(PredictionSource):
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 expected = "numbers, or lists of numbers in a Parquet file"
                 raise DataError(f"{self.where}: {name}", str(error), expected=expected) from error
-            return Prediction("values" if name == "values" else _form(name), numbers, self._declared.classes)
+            return Prediction(_form(name), numbers, self._declared.classes)
         if name == "log_probabilities":
             return self._top_k(column, table["classes"].combine_chunks())
         widths = pc.unique(pc.list_value_length(column).drop_null())
         if len(widths) != 1:
-            raise DataError(f"{self.where}: {name}", f"lists of {len(widths)} lengths", expected="one number per class")
+            raise DataError(f"{self.where}: {name}", f"lists of {len(widths)} lengths", expected="lists of one length")
         numbers = np.full((len(column), widths[0].as_py()), np.nan)
         known = column.is_valid().to_numpy(zero_copy_only=False)
         flat = pc.cast(column.drop_null().flatten(), pa.float64()).to_numpy(zero_copy_only=False)
@@ -137,7 +138,7 @@ class StoredSource(PredictionSource):
 
 
 def _form(name: str) -> Form:
-    return "logits" if name == "logits" else "probabilities"
+    return name if name in ("logits", "values") else "probabilities"  # type: ignore[return-value]
 
 
 def _fixed(kind: pa.DataType) -> bool:
