@@ -144,6 +144,7 @@ def make_package(
     program: bytes = b"",
     service: str = "late",
     classes: tuple[str, ...] = (),
+    several: bool = False,
 ) -> Path:
     """A package whose model is sigmoid(weight * the sum of the numbers, null as 0), + 1 inside for carrier UA.
 
@@ -190,6 +191,7 @@ def make_package(
         ),
         outputs=(TensorInfo("probability", "float", ("N", len(classes)) if classes else ("N",)),),
         classes=classes,
+        several=several,
         files={},
         variants=tuple(
             Variant(one.name, precision, form, one.stat().st_size, _sum(one), 1e-5, 0.0, {"auc": 0.5})

@@ -159,6 +159,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         device: data that a device keeps; None if requests contain everything the model reads.
         core: inputs of model files with only the numeric core; empty without such files.
         classes: class names in the order of the only output's last axis; empty for a model without classes.
+        several: True if any number of classes may be right, whose probabilities are independent of each other.
         rounding: largest difference between the outputs of a model file on two processors.
         generation: settings for generating text; None for other models.
     """
@@ -179,6 +180,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     device: DeviceManifest | None = None
     core: tuple[TensorInfo, ...] = ()
     classes: tuple[str, ...] = ()
+    several: bool = False
     rounding: float = ROUNDING
     generation: Generation | None = None
 

@@ -454,3 +454,5 @@ def test_metadata_has_the_names_of_classes() -> None:
     named, plain = (msgspec.to_builtins(_described([logits], names)) for names in (("yes", "no"), ()))
     assert plain == [{"name": "logits", "datatype": "FP32", "shape": [-1, 2]}]
     assert named == [{**plain[0], "parameters": {"classes": ["yes", "no"]}}]
+    (several,) = msgspec.to_builtins(_described([logits], ("yes", "no"), several=True))
+    assert several["parameters"] == {"classes": ["yes", "no"], "several": True}

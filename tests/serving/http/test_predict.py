@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from isthmus.features.types import Float64, Int64, String
 from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.predict.model import DeployedModel
+from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, make_package, serving, verdict_of, wait
 
@@ -158,6 +160,15 @@ def test_threads_come_from_the_deployment(tmp_path: Path) -> None:
 def test_a_program_of_another_runtime_is_never_opened(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package", program=b"no program at all")
     assert DeployedModel(deployment_of(package)).threads == 1
+
+
+def test_several_classes_of_a_row_are_those_above_one_half(tmp_path: Path) -> None:
+    package = make_package(tmp_path / "package", classes=("on time", "late"), several=True)
+    predictor = Predictor(CONTRACT, DeployedModel(deployment_of(package)), lambda _: pytest.fail("has no transform"))
+    output = np.array([[0.2, 0.9], [0.6, 0.7], [0.1, 0.5], [np.nan, 0.9]], np.float32)
+    answer = json.loads(predictor.encode(output, {}))
+    assert answer["predictions"] == [["late"], ["on time", "late"], [], None]
+    assert answer["classes"] == ["on time", "late"]
 
 
 def test_a_model_of_classes_names_the_likeliest_and_the_probabilities_of_all(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ begin(async ({ ort, opened, instead, note }) => {
       Object.assign(answer.dataset, { value, by });
       answer.innerHTML = "<strong></strong><span></span>";
       const none = value === null || Number.isNaN(value);
-      answer.firstChild.textContent = none ? "no answer" : typeof value === "number" ? value.toFixed(4) : value;
+      answer.firstChild.textContent = none ? "no answer" : typeof value === "number" ? value.toFixed(4) : [value].flat().join(", ") || "no class";
       const said = probabilities
         ? Object.entries(probabilities).map(([name, share]) => `${name} ${share.toFixed(4)}`).join(", ")
         : `${manifest.outputs[0].name} of ${(note.label ?? manifest.name).replaceAll("_", " ")}`;

@@ -19,8 +19,8 @@ export class Predictor {
   /**
    * Predict a row of join keys and request fields, by the names of the model's inputs.
    *
-   * `value` is a number, or the name of the most likely class of a classifier (null without an answer).
-   * `probabilities` has the probability of each class by name.
+   * `value` is a number, or the name of the most likely class of a classifier (null without an answer); with several
+   * classes per row, a list of those with a probability above 0.5. `probabilities` has the probability of each class by name.
    *
    * `by` is "model", "instead" or "default", and `why` the reason if it is not "model". Throws a SnapshotError if the
    * stored features are too old or missing and no fallback is declared.
@@ -48,7 +48,8 @@ export class Predictor {
     const answers = await session.run(feeds(this.ort, manifest, [row]));
     const numbers = [...answers[manifest.outputs[0].name].data];
     if (!manifest.classes) return { value: numbers[0], by, why: null };
-    const value = numbers.some(Number.isNaN) ? null : manifest.classes[numbers.indexOf(Math.max(...numbers))];
+    const likely = manifest.several ? manifest.classes.filter((_, n) => numbers[n] > 0.5) : manifest.classes[numbers.indexOf(Math.max(...numbers))];
+    const value = numbers.some(Number.isNaN) ? null : likely;
     return { value, probabilities: Object.fromEntries(manifest.classes.map((name, n) => [name, numbers[n]])), by, why: null };
   }
 }

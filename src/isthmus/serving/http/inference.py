@@ -73,7 +73,7 @@ class Inference:
             versions=list(state.versions()),
             platform=wire.PLATFORM,
             inputs=_described(manifest.tensors),
-            outputs=_described(manifest.outputs, manifest.classes),
+            outputs=_described(manifest.outputs, manifest.classes, several=manifest.several),
         )
         return _encoded(metadata, predictor.contract.hash)
 
@@ -140,13 +140,16 @@ def _json_length(headers: Sequence[str], length: int) -> int:
     return int(header)
 
 
-def _described(tensors: Sequence[TensorInfo], classes: Sequence[str] = ()) -> list[wire.TensorMetadata]:
+def _described(
+    tensors: Sequence[TensorInfo], classes: Sequence[str] = (), *, several: bool = False
+) -> list[wire.TensorMetadata]:
+    parameters: dict[str, list[str] | bool] = {"classes": [*classes]} if classes else {}
     return [
         wire.TensorMetadata(
             tensor.name,
             wire.DATATYPES[tensor.element],
             [size if isinstance(size, int) else -1 for size in tensor.shape],
-            {"classes": [*classes]} if classes else {},
+            parameters | ({"several": True} if several else {}),
         )
         for tensor in tensors
     ]

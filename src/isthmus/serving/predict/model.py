@@ -40,6 +40,7 @@ class DeployedModel:
     Attributes:
         inputs: inputs of a model of rows; empty for a model of tensors.
         classes: class names in output order; empty if the model returns one number per row.
+        several: True if any number of classes may be right.
         rounding: largest difference between the outputs of two processors.
         row: golden row with the fewest nulls, by input, in request form.
         elements: number of input elements of the largest golden case.
@@ -66,7 +67,7 @@ class DeployedModel:
         self.manifest, self.inputs = manifest, manifest.model_inputs
         variant = manifest.variant(deployment.precision)
         self._output = require_row_output(manifest) if self.inputs else ""
-        self.classes, self.rounding = manifest.classes, manifest.rounding
+        self.classes, self.several, self.rounding = manifest.classes, manifest.several, manifest.rounding
         golden = read_golden(package)
         check_input_tensors(f"package {manifest.name}", golden, manifest)
         self.text = None if manifest.generation is None else (open_tokenizer(package), decoder_of(manifest, variant))

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
+import numpy as np
 import orjson
 
 from isthmus.features.contract.diff import require_service
@@ -153,6 +154,8 @@ class Predictor:
 
     def _named(self, output: Outputs) -> dict[str, Any]:
         classes, missing = self.model.classes, unanswered(output).tolist()
-        places = output.argmax(axis=1).tolist()
-        names = [None if none else classes[place] for place, none in zip(places, missing, strict=True)]
+        names: list[Any] = [classes[place] for place in output.argmax(axis=1).tolist()]
+        if self.model.several:
+            names = [[classes[place] for place in np.flatnonzero(row > 0.5)] for row in output]
+        names = [None if none else name for name, none in zip(names, missing, strict=True)]
         return {"predictions": names, "classes": classes, "probabilities": json_columns(Float32, output)}

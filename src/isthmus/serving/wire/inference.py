@@ -120,13 +120,14 @@ class InferAnswer(Struct):
 class TensorMetadata(Struct, omit_defaults=True):
     """A tensor of a model; a dimension of variable size is -1.
 
-    The parameter `classes` of an output lists its class names, in the order of the last axis.
+    The parameter `classes` of an output lists its class names, in the order of the last axis. `several` is true if any
+    number of them may be right.
     """
 
     name: str
     datatype: str
     shape: list[int]
-    parameters: dict[str, list[str]] = {}
+    parameters: dict[str, list[str] | bool] = {}
 
 
 class ModelMetadata(Struct):

@@ -182,15 +182,15 @@ class PredictAnswer(Struct):
     """A prediction per row, and the status of each view for the row.
 
     A classifier returns the name of the most likely class, or null without an answer, and the probabilities of all
-    `classes`, in order. `contract` is the contract of the model's package; the header `isthmus-contract` has the
-    contract of the rows used.
+    `classes`, in order. If any number of classes may be right, it returns a list of those with a probability above 0.5.
+    `contract` is the contract of the model's package; the header `isthmus-contract` has the contract of the rows used.
     """
 
     model: str
     contract: str
     package: str
     predictions: Annotated[
-        list[float | str | None],
+        list[float | str | list[str] | None],
         Meta(description="Numbers (non-finite ones as strings), or class names of a classifier."),
     ]
     statuses: dict[str, list[FieldStatus]]
