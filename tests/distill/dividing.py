@@ -92,10 +92,15 @@ def known(rows: Any) -> Any:
 
 
 ABSTAINS = TeacherFunction("tests.distill.dividing:answered", missing="labels")
+DELAYED = TeacherFunction("tests.distill.dividing:delayed", missing="labels")
 
 
 def answered() -> Callable[[Any], Any]:
     return known
+
+
+def delayed() -> Callable[[Any], Any]:
+    return lambda rows: [["delayed"] if hour < 12 else [] if hour < 16 else None for hour in rows["hour"]]
 
 
 def _table(kind: str, **changes: Any) -> Task:
@@ -115,6 +120,8 @@ TASKS: Mapping[str, Callable[[], Task]] = {
     "binary, few answers, weights": lambda: _table("binary", teacher=ABSTAINS, weight="weight"),
     "classes": lambda: _table("classes"),
     "classes, balanced": lambda: _table("classes", class_weight="balanced", weight="weight"),
+    "several": lambda: _table("several"),
+    "several, few answers, weights": lambda: _table("several", teacher=DELAYED, weight="weight"),
     "number": lambda: _table("number"),
     "number, weights": lambda: _table("number", weight="weight"),
     "rank": lambda: _table("rank"),

@@ -9,16 +9,18 @@ import pyarrow as pa
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.tasks.task import Material
 from isthmus.features.definition.spec import Entity, Field, Spine
-from isthmus.features.types import DataType, Float64, Int64, String
+from isthmus.features.types import Array, DataType, Float64, Int64, String
 from isthmus.features.values.arrow import from_arrow
 from tests.distill.support import HOUR, material, training_set
 
 KINDS: dict[str, tuple[Label, DataType]] = {
     "binary": (Binary(), Int64),
     "classes": (Classes(), String),
+    "several": (Classes(several=True), Array(String)),
     "number": (Number(), Float64),
     "rank": (Rank(within="query"), Int64),
 }
+NAMES = ("delayed", "late", "rough")
 QUERY = Entity("query", join_keys={"query": Int64})
 ROWS_OF_A_QUERY = 8
 
@@ -38,6 +40,9 @@ def labelled(kind: str, rows: int = 2000, seed: int = 0) -> pa.Table:
         return _with(table, 1000 + 250 * noisy)
     if kind == "classes":
         return _with(table, np.array(["early", "on time", "late"])[np.digitize(noisy, (0, 1.5))])
+    if kind == "several":
+        has = np.stack([noisy > 0, noisy > 1.5, draw.random(rows) < 0.3], 1).tolist()
+        return _with(table, [[name for name, is_one in zip(NAMES, row, strict=True) if is_one] for row in has])
     query = np.arange(rows) // ROWS_OF_A_QUERY
     event = table["event_timestamp"].cast(pa.int64()).to_numpy()[query * ROWS_OF_A_QUERY]
     moments = pa.timestamp("us", tz="UTC")
@@ -47,7 +52,7 @@ def labelled(kind: str, rows: int = 2000, seed: int = 0) -> pa.Table:
     return grouped
 
 
-def _with(table: pa.Table, labels: np.ndarray[Any, Any]) -> pa.Table:
+def _with(table: pa.Table, labels: np.ndarray[Any, Any] | list[list[str]]) -> pa.Table:
     return table.set_column(table.column_names.index("late"), "late", pa.array(labels))
 
 

@@ -37,12 +37,24 @@ from tests.orchestration.training.test_arrays import QUERY
 pytestmark = [pytest.mark.browser, pytest.mark.accept]
 
 CLASSES = 'F.when(F.col("late") == 1, "late").when(F.col("cents") > 4500, "early").otherwise("on time").alias("late")'
+SETS = (
+    'F.when((F.col("late") == 1) & (F.col("cents") > 4500), F.array(F.lit("late"), F.lit("early")))'
+    '.when(F.col("late") == 1, F.array(F.lit("late"))).when(F.col("cents") > 4500, F.array(F.lit("early")))'
+    '.otherwise(F.array().cast("array<string>")).alias("late")'
+)
 DAY = 'F.date_trunc("day", "ordered_at")'
 GRADES = '(F.col("late") + (F.col("cents") > 4500).cast("bigint")).alias("late")'
 KINDS: dict[str, tuple[str, str, str, str, str]] = {
     # The task's label and calibration, its type, its column, the metric, and what is answered.
     "binary": ("calibration=Isotonic()", "Int64", '"late"', "auc", "probability"),
     "classes": ("label=Classes(), calibration=Temperature()", "String", CLASSES, "log_loss", "probabilities"),
+    "several": (
+        "label=Classes(several=True), calibration=Temperature()",
+        "Array(String)",
+        SETS,
+        "log_loss",
+        "probabilities",
+    ),
     "number": (
         "label=Number()",
         "Float64",
@@ -118,7 +130,7 @@ def test_a_label_of_each_kind_is_learned_verified_and_served(
     assert len(ages) > 3
     assert np.isfinite(ages).all()
     assert {"teacher", "reference", "student", "control"} == report["models"].keys()
-    if kind in ("binary", "classes"):
+    if kind in ("binary", "classes", "several"):
         assert {"ece", "ece_uncalibrated"} <= report["models"]["student"]["quality"].keys()
         assert "ece_uncalibrated" in page(artifacts.packaged_report())
     for paper in (page, model_card, boundary_card):
@@ -127,7 +139,9 @@ def test_a_label_of_each_kind_is_learned_verified_and_served(
     package = open_package(artifacts.last_package())
     (described,) = package.manifest.outputs
     assert (described.name, described.element) == (output, "float")
-    assert package.manifest.classes == (("early", "late", "on time") if kind == "classes" else ())
+    classes = {"classes": ("early", "late", "on time"), "several": ("early", "late")}.get(kind, ())
+    assert package.manifest.classes == classes
+    assert package.manifest.several == (kind == "several")
     assert not [check.error for check in inspect(artifacts.last_package(), runtime=OnnxRuntime()).checks if check.error]
     ladder(project, runtimes={"onnxruntime": OnnxRuntime}).require()
 
@@ -143,6 +157,9 @@ def test_a_label_of_each_kind_is_learned_verified_and_served(
     if kind == "classes":
         assert answer["predictions"][0] in answer["classes"] == ["early", "late", "on time"]
         assert np.sum(answer["probabilities"][0]) == pytest.approx(1)
+    elif kind == "several":
+        likely = [name for name, share in zip(classes, answer["probabilities"][0], strict=True) if share > 0.5]
+        assert answer["predictions"] == [likely]
     else:
         assert np.isfinite(answer["predictions"][0])
         assert "classes" not in answer
@@ -154,9 +171,12 @@ def test_a_label_of_each_kind_is_learned_verified_and_served(
         page_of_package.get_by_role("button", name="Predict").click()
         line = page_of_package.locator("#answer")
         expect(line).to_contain_text("in this browser")
-        expect(line).to_contain_text("early 0." if kind == "classes" else output)
+        expect(line).to_contain_text("early 0." if classes else output)
         shown = line.get_attribute("data-value") or ""
-        assert shown in package.manifest.classes if kind == "classes" else np.isfinite(float(shown))
+        if kind == "several":
+            assert {*shown.split(",")} <= {*classes, ""}
+        else:
+            assert shown in classes if classes else np.isfinite(float(shown))
 
 
 def predicted(project: Project, row: dict[str, Any]) -> dict[str, Any]:

@@ -63,8 +63,8 @@ def test_python_and_node_predict_the_golden_rows(package: Path, node: Path, tmp_
         done = subprocess.run([*command, package], cwd=folder, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         said.append(done.stdout)
-    if open_package(package).manifest.classes:
-        assert all("early" in each and "on time" in each for each in said)
+    for name in open_package(package).manifest.classes:
+        assert all(name in each for each in said)
 
 
 def test_kotlin_predicts_the_golden_rows(package: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
-from isthmus.distill.labels import Binary, Calibration, Classes, Label, Monitor, Rank
+from isthmus.distill.labels import Binary, Calibration, Label, Monitor, Rank, can_balance
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.language.image import Image
 from isthmus.distill.language.objective import DeclaredTerm, objective_problems
@@ -176,8 +176,10 @@ class Tabular:
         checks.append(
             ("calibration", fits, f"None, or a calibration for {self.label}, which predicts {self.label.gives}")
         )
-        balances = self.class_weight == "balanced" and isinstance(self.label, Binary | Classes)
-        checks.append(("class_weight", self.class_weight is None or balances, '"balanced", for classes, or None'))
+        balances = self.class_weight == "balanced" and can_balance(self.label)
+        checks.append(
+            ("class_weight", self.class_weight is None or balances, '"balanced", for one class per row, or None')
+        )
         weighs = self.weight is None or not isinstance(self.label, Rank)
         checks.append(("weight", weighs, "None: the loss of a Rank compares the rows of a group"))
         problems = [*failed_checks(self, where, checks), *taught, *self.label.problems(f"{where}: label")]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from isthmus.distill.labels import Binary, Classes, Label, Number
+from isthmus.distill.labels import SEVERAL, Binary, Classes, Label, Number
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem, one_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ BOUNDED: Mapping[type[Label], Mapping[str, Sequence[str]]] = {
         LOST: ("rmse", "mae"),
     },
 }
-"""Measures that bounds may name, per kind of label.
+"""Measures that bounds may name, per kind of label; see `bounded`.
 
 Models of several classes share no score to attribute. The loss of a measure needs a standard error from paired rows.
 `Rank` is left out: few groups are recorded completely.
@@ -146,8 +146,12 @@ def have_limits(gates: Iterable[Gate]) -> bool:
     return all(own and all(map(_is_finite, own)) for own in limits)
 
 
+def bounded(label: Label | None) -> Mapping[str, Sequence[str]]:
+    return {} if label is None or label == SEVERAL else BOUNDED.get(type(label), {})
+
+
 def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> list[Problem]:
-    measures = {**({} if label is None else BOUNDED.get(type(label), {})), DEVICE: DEVICE_FIGURES}
+    measures = {**bounded(label), DEVICE: DEVICE_FIGURES}
     known = {f"{prefix}.{name}" for kind, names in measures.items() for prefix in _PREFIXES[kind] for name in names}
     parts = (f"{' or '.join(_PREFIXES[kind])}, a dot, and {one_of(names)}" for kind, names in measures.items())
     expected = ", or ".join(parts)

@@ -3,15 +3,15 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from isthmus.distill.settings import failed_checks
 from isthmus.features.definition.failure import type_problems
 from isthmus.features.definition.spec import Spine
 from isthmus.features.errors import Problem, one_of
-from isthmus.features.types import Bool, DataType, Float32, Float64, Int32, Int64, String
+from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int32, Int64, String
 
 MOST_CLASSES = 256
 """A label with more distinct values is a key rather than a class."""
@@ -24,14 +24,18 @@ NUMBERS = (*_WHOLE, Float32, Float64)
 
 
 class Label(ABC):
-    """A kind of label. `types` are the types its column may have, and `gives` describes the prediction in messages.
+    """A kind of label. `gives` describes the prediction in messages.
 
     `key` is the key of the scores among the outputs of student and teacher.
     """
 
     key: ClassVar[str] = "logits"
-    types: ClassVar[tuple[DataType, ...]] = NUMBERS
     gives: ClassVar[str]
+
+    @property
+    def types(self) -> tuple[DataType, ...]:
+        """Types that the label's column may have."""
+        return NUMBERS
 
     @property
     def grouped_by(self) -> str | None:
@@ -55,7 +59,7 @@ class Label(ABC):
         """
         problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
         if dtype not in self.types:
-            expected = f"one of {', '.join(map(str, self.types))} for {self}"
+            expected = f"{one_of(map(str, self.types))} for {self}"
             problems.append(Problem(f"{where}: label {name}", f"is of type {dtype}", expected))
         types = {name: dtype for entity in spine.entities for name, dtype in entity.join_keys.items()}
         types |= {field.name: field.dtype for field in spine.request.schema} if spine.request else {}
@@ -79,18 +83,29 @@ class Binary(Label):
         return 0 <= value <= 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Classes(Label):
     """Texts or whole numbers, at most 256 different ones. The student predicts `probabilities`, one per class.
 
     The classes are those of the training part: whole numbers ascending, texts in the order of their code points.
+
+    Attributes:
+        several: True if a row has any number of classes. The label is then an `Array(String)`, empty for a row without
+            classes, and the probabilities are independent of each other.
     """
 
-    types = (*_WHOLE, String)
     gives = "the probabilities of classes"
+    several: bool = False
+
+    @property
+    def types(self) -> tuple[DataType, ...]:
+        return (Array(String),) if self.several else (*_WHOLE, String)
 
     def is_possible(self, value: float) -> bool:  # noqa: ARG002 - no number fits
         return False
+
+    def problems(self, where: str) -> list[Problem]:
+        return type_problems(self, f"{where}: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +142,6 @@ class Rank(Label):
     """
 
     key = "score"
-    types = (*_WHOLE, Float32, Float64)
     gives = "a score"
     within: str
     at: int = 10
@@ -145,6 +159,19 @@ class Rank(Label):
             ("at", type(self.at) is int and self.at >= 1, "a whole number of at least 1"),
         ]
         return failed_checks(self, where, checks)
+
+
+SEVERAL = Classes(several=True)
+
+
+def can_balance(label: object) -> bool:
+    """Return True if `class_weight="balanced"` can weigh the classes of a label."""
+    return isinstance(label, Binary | Classes) and label != SEVERAL
+
+
+def attributes(declared: Any) -> dict[str, Any]:
+    """Return the attributes of a dataclass for an identity, which a new attribute that is False does not change."""
+    return {name: value for name, value in asdict(declared).items() if value is not False}
 
 
 class Calibration(ABC):

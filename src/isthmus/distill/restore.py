@@ -25,7 +25,7 @@ from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Predic
 from isthmus.distill.image.embedding import ImageEmbeddingTask
 from isthmus.distill.image.picture import PictureTask
 from isthmus.distill.image.task import IMAGES, ImageTask
-from isthmus.distill.labels import Binary
+from isthmus.distill.labels import Binary, attributes
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.language.image import Image, Picture
 from isthmus.distill.language.text import Embedding, Text
@@ -362,7 +362,7 @@ def _options(task: Tabular) -> dict[str, Any]:
         value = getattr(task, name)
         del options[name]
         if value != usual:
-            options[name] = {"kind": type(value).__name__, **dataclasses.asdict(value)}
+            options[name] = {"kind": type(value).__name__, **attributes(value)}
     return options
 
 

@@ -21,13 +21,14 @@ from isthmus.distill.restore import create_task
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.types import Array
+from isthmus.features import types
 from isthmus.features.profiles import TrainingProfile
 from isthmus.package.inputs import ModelInput
 from isthmus.transforms.preparation.fit import Preparation
 
 HERE = "tests.distill.image.support"
 INPUT = ModelInput("file", String)
-LABELS = {"digit": String, "ink": Float32, "drawing": String}
+LABELS = {"digit": String, "ink": Float32, "drawing": String, "traits": types.Array(String)}
 IMAGE = Image(teacher=f"{HERE}:fitted", student=f"{HERE}:small", side=16, mirror=False)
 CALLS: list[int] = []
 """The number of images of each call of a teacher."""
@@ -46,6 +47,7 @@ def digits(root: Path, count: int = 400) -> pa.Table:
         "id": [str(number) for number in range(count)], "event_timestamp": times, "known_at": times, "file": files,
         "digit": data.target[:count].astype(str), "ink": data.images[:count].mean((1, 2)).astype(np.float32),
         "drawing": pa.array(files, mask=np.arange(count) % 3 == 0),
+        "traits": [["even"] * (digit % 2 == 0) + ["large"] * (digit > 4) for digit in data.target[:count].tolist()],
     })  # fmt: skip
 
 
@@ -94,6 +96,10 @@ def _gray(images: Array) -> Array:
 
 def fitted(images: Array, labels: Array) -> Any:
     return Flat(max_iter=1000).fit(images, labels)
+
+
+def traits() -> Any:
+    return lambda images: [["even", "large"] if image.mean() > 0.25 else [] for image in images]
 
 
 def brightness() -> Any:

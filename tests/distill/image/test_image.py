@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, save
 
 from isthmus import (
     Binary,
+    Classes,
     Embedding,
     Image,
     MobileNet,
@@ -142,19 +143,22 @@ def test_pictures_are_compared_as_defined() -> None:
     assert np.isnan([psnr(pictures[:0], wanted[:0]), ssim(pictures[:0], wanted[:0])]).all()
 
 
-@pytest.mark.parametrize("label", ["ink", "digit"])
+@pytest.mark.parametrize("label", ["ink", "digit", "traits"])
 def test_numbers_and_classes_have_their_outputs(table: pa.Table, root: Path, label: str) -> None:
     image = replace(IMAGE, student=MobileNet(width=0.1, depth=0.1))
     numbers = replace(image, predicts=Number(), teacher=f"{HERE}:brightness")
-    task = task_of(table, root, numbers if label == "ink" else image, label)
+    several = replace(image, predicts=Classes(several=True), teacher=f"{HERE}:traits")
+    task = task_of(table, root, {"ink": numbers, "digit": image, "traits": several}[label], label)
     assert task.pipeline == (None if label == "ink" else "image-classification")
     student = task.student().eval().requires_grad_(requires_grad=False)
     rows = np.arange(3)
     answer = task.expected(student, task.feeds(rows))
-    assert {name: values.shape for name, values in answer.items()} == (
-        {"value": (3,)} if label == "ink" else {"probabilities": (3, 10)}
-    )
+    shapes = {"ink": {"value": (3,)}, "digit": {"probabilities": (3, 10)}, "traits": {"probabilities": (3, 2)}}
+    assert {name: values.shape for name, values in answer.items()} == shapes[label]
     outputs = task.teacher().ask(task.asked(rows))
+    if label == "traits":
+        bright = task.feeds(rows)["image"].mean((1, 2, 3)) > 0.25
+        np.testing.assert_array_equal(outputs["logits"] > 0, np.stack([bright, bright], 1))
     if label == "ink":
         found = task._kind._values({"value": outputs["value"].numpy()})  # type: ignore[attr-defined]
         np.testing.assert_allclose(found, task.feeds(rows)["image"].mean((1, 2, 3)), rtol=1e-5)
@@ -228,7 +232,9 @@ def test_pictures_of_another_size_or_range_are_refused(
 def test_a_class_of_the_test_part_alone_is_refused(table: pa.Table, root: Path) -> None:
     labels = [*table["digit"].to_pylist()[:-1], "ten"]
     other = table.set_column(table.column_names.index("digit"), "digit", pa.array(labels))
-    with pytest.raises(DataError, match="1 rows of the test part have a class that no row of the train part has: ten"):
+    with pytest.raises(
+        DataError, match="1 labels of the test part name a class that no row of the train part has: ten"
+    ):
         task_of(other, root)
 
 

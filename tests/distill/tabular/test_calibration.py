@@ -21,7 +21,13 @@ from isthmus.distill.evaluation.metrics import (
 from isthmus.distill.labels import Calibration, Isotonic, Temperature
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.onnx.runtime import predict, session
-from isthmus.distill.tabular.answers import NumberOutput, Probabilities, Probability, StudentOutput
+from isthmus.distill.tabular.answers import (
+    NumberOutput,
+    Probabilities,
+    Probability,
+    SeveralProbabilities,
+    StudentOutput,
+)
 from isthmus.distill.tabular.calibration import STEEPEST, IsotonicCalibrator, create_calibrator, points
 from isthmus.distill.types import Array, Index
 
@@ -87,6 +93,16 @@ def test_a_temperature_of_classes_is_that_of_the_least_loss() -> None:
     assert multiclass_log_loss(labels, after) <= min(losses) + 1e-9
     assert after[0] == pytest.approx(raw[0] / 4, rel=0.05)
     assert confidence_error(labels, after) < 0.01 < 0.1 < confidence_error(labels, raw)
+
+
+def test_several_classes_share_a_temperature() -> None:
+    learned = [create_calibrator(Temperature()) for _ in range(2)]
+    raw, labels = off(rows=3_000)
+    for made, shape in zip(learned, [(3_000,), (1_000, 3)], strict=True):
+        assert made is not None
+        made.learn(raw.reshape(shape), labels.reshape(shape))
+    one, other = (made(torch.ones(())) for made in learned if made is not None)
+    assert one == other < 0.5
 
 
 @pytest.mark.parametrize(("size", "spread"), [(40, 0), (5, 1)])
@@ -156,6 +172,7 @@ def test_the_graph_of_a_map_never_falls_and_is_what_numpy_says_to_the_bit() -> N
 @pytest.mark.parametrize("answer", [
     Probability(), Probability(create_calibrator(Temperature())), Probability(create_calibrator(Isotonic())),
     Probabilities(3), Probabilities(3, create_calibrator(Temperature())),
+    SeveralProbabilities(3), SeveralProbabilities(3, create_calibrator(Temperature())),
     NumberOutput("value", -1.5, 2.0, 250.0, 1e4), NumberOutput("score", -16.0, 16.0),
 ], ids=lambda answer: f"{answer.name} {type(answer.calibration).__name__}")  # fmt: skip
 def test_an_answer_is_the_same_in_torch_in_numpy_and_as_a_graph(answer: StudentOutput) -> None:

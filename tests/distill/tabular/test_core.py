@@ -41,7 +41,7 @@ def test_a_core_answers_like_its_graph(table: pa.Table, trained: DistillationRep
     ("binary", {}, ("probability", ("N",))), ("binary", {"calibration": Isotonic()}, ("probability", ("N",))),
     ("binary", {"calibration": Temperature()}, ("probability", ("N",))), ("classes", {}, ("probabilities", ("N", 3))),
     ("classes", {"calibration": Temperature()}, ("probabilities", ("N", 3))), ("number", {}, ("value", ("N",))),
-    ("rank", {}, ("score", ("N",))),
+    ("several", {}, ("probabilities", ("N", 3))), ("rank", {}, ("score", ("N",))),
 ], ids=str)  # fmt: skip
 def test_graph_core_and_torch_answer_alike_whatever_the_label(
     kind: str, options: dict[str, Any], output: tuple[str, tuple[int | str, ...]]

@@ -39,15 +39,15 @@ from tests.distill.text import support as texts
 
 ROWS = 60
 HARD: Mapping[str, Callable[..., Tensor]] = {
-    "binary": binary_hard_targets, "classes": hard_targets, "number": squared_errors
+    "binary": binary_hard_targets, "classes": hard_targets, "several": binary_hard_targets, "number": squared_errors
 }  # fmt: skip
 SOFT: Mapping[str, Callable[..., Tensor]] = {
     "binary": partial(binary_soft_targets, temperature=2.0), "classes": partial(soft_targets, temperature=2.0),
-    "number": squared_errors,
+    "several": partial(binary_soft_targets, temperature=2.0), "number": squared_errors,
 }  # fmt: skip
-LABELS = {"binary": "labels", "classes": "labels", "number": "wanted"}
-TAUGHT = {"binary": "teacher", "classes": "teacher", "number": "wanted"}
-KEYS = {"binary": "logits", "classes": "logits", "number": "value"}
+LABELS = {"binary": "labels", "classes": "labels", "several": "labels", "number": "wanted"}
+TAUGHT = {"binary": "teacher", "classes": "teacher", "several": "teacher", "number": "wanted"}
+KEYS = {"binary": "logits", "classes": "logits", "several": "logits", "number": "value"}
 ABSTAINS = TeacherFunction("tests.distill.userteachers:abstains", missing="labels")
 
 
@@ -61,7 +61,7 @@ def written_out(kind: str) -> list[Term]:
 
 
 def loss_and_slope(objective: Objective, kind: str, labels: Any) -> list[Tensor]:
-    shape = (20, 3) if kind == "classes" else (20,)
+    shape = (20, 3) if kind in ("classes", "several") else (20,)
     student, teacher = (seeded(*shape, seed=seed).float() for seed in (0, 1))
     student.requires_grad_()
     outputs = {KEYS[kind]: teacher, "answered": torch.arange(20) % 3 > 0}

@@ -81,13 +81,13 @@ def task(kind: str, weights: Any = None, **changes: Any) -> TabularTask:
     return found
 
 
-@pytest.mark.parametrize("kind", ["binary", "classes", "number"])
+@pytest.mark.parametrize("kind", ["binary", "classes", "several", "number"])
 def test_student_and_control_learn_a_row_of_weight_2_as_two_rows(kind: str) -> None:
     weights = np.random.default_rng(0).integers(0, 3, ROWS)
     plain, weighed, rows = task(kind), task(kind, weights.astype(np.float64)), torch.arange(20)
     repeated = rows.repeat_interleave(torch.from_numpy(weights[:20]))
     key = plain.keys[0]
-    shape = (20, 3) if kind == "classes" else (20,)
+    shape = (20, 3) if kind in ("classes", "several") else (20,)
     student, teacher = (seeded(*shape, seed=seed).float() for seed in (0, 1))
     student.requires_grad_()
     for alone in (False, True):
@@ -170,6 +170,7 @@ def test_weights_are_declared_of_a_number_in_the_spine() -> None:
     (Tabular(label=Rank(within="query"), weight="importance"), "weight"),
     (Tabular(label=Number(), class_weight="balanced"), "class_weight"),
     (Tabular(label=Classes(), class_weight="even"), "class_weight"),  # type: ignore[arg-type]
+    (Tabular(label=Classes(several=True), class_weight="balanced"), "class_weight"),
     (Tabular(weight=3), "weight"),  # type: ignore[arg-type]
 ])  # fmt: skip
 def test_weights_that_do_not_suit_the_label_are_refused(declared: Tabular, place: str) -> None:

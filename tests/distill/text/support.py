@@ -103,7 +103,9 @@ def bert(folder: Path, table: pa.Table, steps: int = 60) -> None:
             max_position_embeddings=32, id2label=names, label2id={name: number for number, name in names.items()},
         ))  # fmt: skip
         read = tokenizer(texts, padding=True, return_tensors="pt")
-        labels = torch.tensor([list(WORDS).index(intent) for intent in table["intent"].to_pylist()])
+        intents = table["intent"].to_pylist()
+        labels = torch.tensor([[float(name in intent) for name in WORDS] for intent in intents])
+        labels = labels.argmax(1) if isinstance(intents[0], str) else labels
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for _ in range(steps):
             model(**read, labels=labels).loss.backward()

@@ -15,7 +15,22 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from isthmus import Bag, Binary, Encoder, Number, Pretrained, Rank, TeacherFunction, Temperature, Text
+from isthmus import (
+    Array,
+    Bag,
+    Binary,
+    Classes,
+    Encoder,
+    Field,
+    Number,
+    Pretrained,
+    Rank,
+    Settings,
+    String,
+    TeacherFunction,
+    Temperature,
+    Text,
+)
 from isthmus.distill.distillation import distill
 from isthmus.distill.export.conversion import in_ort_format, in_precision
 from isthmus.distill.export.export import export
@@ -27,6 +42,8 @@ from isthmus.distill.text.task import TextTask
 from isthmus.distill.text.vocabulary import StudentTokenizer
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.profiles import ServingProfile
+from isthmus.package.manifest import open_package
+from tests.distill.support import check_package
 from tests.distill.text.support import HERE, INPUT, WORDS, bert, material, notes
 
 TEXT = Text(teacher=f"{HERE}:knowing", student=Bag(vocabulary=200, width=8))
@@ -84,19 +101,34 @@ def test_texts_without_a_label_learn_from_the_teacher_alone(table: pa.Table, tmp
     assert found["gap_closed"]["value"] > 0.5
 
 
-def test_the_package_has_the_tokenizer_and_what_it_should_return(table: pa.Table, tmp_path: Path) -> None:
-    of = material(table, tmp_path)
-    report(of, tmp_path)
+def test_several_labels_are_learned_from_a_pretrained_model_and_packaged(table: pa.Table, tmp_path: Path) -> None:
+    words = [{*text.split()} for text in table["body"].to_pylist()[:300]]
+    intents = [[name for name, known in WORDS.items() if {*known} & text] for text in words]
+    some = table.slice(0, 300).set_column(4, "intent", pa.array(intents))
+    bert(tmp_path / "bert", some)
+    text = replace(TEXT, predicts=Classes(several=True), teacher=Pretrained("bert"))
+    of = material(some, tmp_path, text, settings=Settings(epochs=40, batch=32, learning_rate=2e-2))
+    spine = replace(of.declaration.spine, label=Field("intent", Array(String)))
+    of = replace(of, declaration=replace(of.declaration, spine=spine))
+    assert of.declaration.problems() == []
+    found = report(of, tmp_path)
+    assert min(model["quality"]["micro_f1"] for model in found["models"].values()) > 0.8
     folder = next((tmp_path / "models").glob("*/report.json")).parent
-    contract: dict[str, Any] = {"views": {}}
     patient = ServingProfile(latency_objective_ms=1000)
-    made = export(of, folder, tmp_path / "packages", contract=contract, profile=patient, cache=tmp_path / "cache")
+    made = export(of, folder, tmp_path / "packages", contract={"views": {}}, profile=patient, cache=tmp_path / "cache")
+    package = open_package(made.path)
+    assert (package.manifest.classes, package.manifest.several) == (tuple(WORDS), True)
+    assert {verdict.differing for verdict in check_package(of, package, folder, rows=20).values()} == {0}
     tokenizer = Tokenizer.from_file(str(made.path / "tokenizer.json"))
     checks = json.loads((made.path / "tokens.json").read_bytes())
     assert len(checks["pairs"]) > 8
     for pair in checks["pairs"]:
         assert tokenizer.encode(pair["text"]).ids == pair["input_ids"]
         assert 1 <= len(pair["input_ids"]) <= checks["tokens"]
+
+    bert(tmp_path / "bert", table, steps=1)
+    with pytest.raises(ConfigurationError, match="problem_type: 'single_label_classification', whose probabilities"):
+        TextTask(of).teacher().ask(np.arange(2))
 
 
 @pytest.mark.parametrize("student", [Bag(vocabulary=200, width=64), Encoder(layers=1, width=64, heads=2, inner=64)])
@@ -194,7 +226,7 @@ def test_a_class_that_only_the_test_part_has_is_refused(table: pa.Table, tmp_pat
     test = material(table, tmp_path).parts.test
     intents = table["intent"].to_pylist()
     intents[test[0]] = "rare"
-    with pytest.raises(DataError, match="have a class that no row of the train"):
+    with pytest.raises(DataError, match="name a class that no row of the train"):
         TextTask(material(table.set_column(4, "intent", pa.array(intents)), tmp_path))
 
 

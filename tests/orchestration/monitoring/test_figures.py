@@ -67,7 +67,7 @@ def test_labels_that_no_training_set_may_have_are_refused() -> None:
             figures.numeric_labels(declared(label), pa.chunked_array([wrong]))
 
 
-@pytest.mark.parametrize("label", [Rank(within="query"), None])
+@pytest.mark.parametrize("label", [Rank(within="query"), Classes(several=True), None])
 def test_what_has_no_measure_is_refused(label: Label | None) -> None:
     with pytest.raises(RequestError, match="have no measure"):
         figures.main_measure(declared(label))

@@ -337,6 +337,19 @@ def test_a_spine_is_in_order_whatever_the_order_of_its_source(events: "Mapping[s
     assert first["y"].to_pylist() == [x % 2 for x in rows()["x"].to_pylist()]
 
 
+def test_a_spine_may_have_sets_of_classes_as_labels(events: "Mapping[str, DataFrame]") -> None:
+    def sets(events: DataFrame) -> DataFrame:
+        names = F.slice(F.array(F.lit("b"), F.lit("a")), 1, (F.col("x") % 3).cast("int"))
+        moment = F.lit("2026-01-01").cast("timestamp")
+        return events.select(
+            F.lit(1).cast("bigint").alias("k"), moment.alias("at"), moment.alias("seen"), names.alias("y")
+        )
+
+    labels = compute_spine(asked(sets), [COLUMNS[0], Column("y", Array(String))], events)["y"].to_pylist()
+    assert [labels[0], labels[-1]] == [["b", "a"], []]
+    assert labels == sorted(labels, key=len, reverse=True)
+
+
 def test_a_spine_keeps_its_duplicates(events: "Mapping[str, DataFrame]") -> None:
     def moments(events: DataFrame) -> DataFrame:
         chosen = events.select("k", "at", "seen", F.lit(1).cast("bigint").alias("y"))

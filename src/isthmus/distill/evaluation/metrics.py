@@ -99,9 +99,29 @@ def multiclass_log_loss(labels: Index, logits: Array) -> float:
 
 def macro_f1(labels: Index, predicted: Index, classes: int) -> float:
     correct = labels[predicted == labels]
-    hits, actual, chosen = (np.bincount(part, minlength=classes) for part in (correct, labels, predicted))
+    return _macro_f1(*(np.bincount(part, minlength=classes) for part in (correct, labels, predicted)))
+
+
+def _macro_f1(hits: Index, actual: Index, chosen: Index) -> float:
     present = actual > 0
-    return float((2 * hits[present] / (actual + chosen)[present]).mean())
+    return float((2 * hits[present] / (actual + chosen)[present]).mean()) if present.any() else math.nan
+
+
+def multilabel_metrics(labels: Index, logits: Array) -> dict[str, float]:
+    """Return the quality of independent classes: `log_loss`, `micro_f1`, `macro_f1` and `ece`, over rows and classes.
+
+    `labels`, 0 or 1, and `logits` are (n, classes). A class is predicted where its probability is above 0.5. `macro_f1`
+    leaves out classes that no row has.
+    """
+    chances, predicted = sigmoid(logits), logits > 0
+    hits, actual, chosen = ((part == 1).sum(0) for part in (labels * predicted, labels, predicted))
+    total = actual.sum() + chosen.sum()
+    return {
+        "log_loss": log_loss(labels, chances),
+        "micro_f1": float(2 * hits.sum() / total) if total else math.nan,
+        "macro_f1": _macro_f1(hits, actual, chosen),
+        "ece": calibration_error(labels.ravel(), chances.ravel()),
+    }
 
 
 def confidence_error(labels: Index, logits: Array) -> float:

@@ -30,6 +30,7 @@ from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentRef
 from isthmus.distill.export.causal import ModelOrigin, TextFiles
 from isthmus.distill.export.conversion import OPTIONAL, in_ort_format, in_precision
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
+from isthmus.distill.labels import SEVERAL
 from isthmus.distill.onnx.runtime import Run, tensor_info
 from isthmus.distill.restore import REPORT, Restored, restore, same_training
 from isthmus.distill.runtimes.conversions import INTERPRETED, conversions_for, require_runtimes
@@ -365,7 +366,8 @@ class _Files:
             | ({HEAD: "the steps from raw values to the tensors of the numeric core", **READERS} if head else {}),
             device=device,
             core=core,
-            classes=self._classes(),
+            classes=(classes := self._classes()),
+            several=bool(classes) and declaration.label == SEVERAL,
             rounding=self.trained.task.rounding,
         )
         tests = xctest(manifest)

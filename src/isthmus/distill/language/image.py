@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from isthmus.distill.labels import Binary, Calibration, Classes, Label, Number
+from isthmus.distill.labels import Binary, Calibration, Classes, Label, Number, attributes, can_balance
 from isthmus.distill.language.objective import DeclaredTerm, objective_problems
 from isthmus.distill.language.teachers import (
     FUNCTION,
@@ -163,7 +163,7 @@ class Image:
         """Return every attribute that changes a student, except those with a fingerprint of their own."""
         values = {name: value for name, value in vars(self).items() if name not in ("teacher", "objective")}
         kinds: dict[str, Any] = {name: value for name, value in values.items() if is_dataclass(value)}
-        return {**values, **{name: [type(kind).__name__, asdict(kind)] for name, kind in kinds.items()}}
+        return {**values, **{name: [type(kind).__name__, attributes(kind)] for name, kind in kinds.items()}}
 
     def shape_problems(self, where: str, values: Sequence[Any], name: str) -> list[Problem]:
         """Check values of one attribute of the student, for a search; return a list of problems, [] if it fits."""
@@ -183,7 +183,7 @@ class Image:
         network = isinstance(self.student, UNet if picture else MobileNet)
         expected = f'a {"UNet" if picture else "MobileNet"} or "module:function"'
         known = isinstance(self.calibration, Calibration) and isinstance(self.predicts, self.calibration.labels)
-        balances = self.class_weight == "balanced" and isinstance(self.predicts, Binary | Classes)
+        balances = self.class_weight == "balanced" and can_balance(self.predicts)
         checks = [
             ("predicts", picture or embeds or label, "Classes, Binary, Number, Picture or Embedding"),
             ("student", function or network, expected),
@@ -193,7 +193,7 @@ class Image:
             ("temperature", 0 < self.temperature < math.inf, "more than 0"),
             ("soft_weight", 0 < self.soft_weight <= 1, "more than 0, at most 1"),
             ("calibration", self.calibration is None or known, f"None, or a calibration for {self.predicts}"),
-            ("class_weight", self.class_weight is None or balances, '"balanced", for classes, or None'),
+            ("class_weight", self.class_weight is None or balances, '"balanced", for one class per row, or None'),
             ("weight", self.weight is None or not picture, "None, for a Picture"),
             ("objective", self.objective is None or not picture, "None, for a Picture"),
         ]

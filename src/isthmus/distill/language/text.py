@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from isthmus.distill.labels import Binary, Calibration, Classes, Label, Rank
+from isthmus.distill.labels import Calibration, Classes, Label, Rank, attributes, can_balance
 from isthmus.distill.language.objective import DeclaredTerm, objective_problems
 from isthmus.distill.language.teachers import (
     FUNCTION,
@@ -204,7 +204,7 @@ class Text:
         label = isinstance(self.predicts, Label) and not isinstance(self.predicts, Rank)
         embeds = isinstance(self.predicts, Embedding)
         known = isinstance(self.calibration, Calibration) and isinstance(self.predicts, self.calibration.labels)
-        balances = self.class_weight == "balanced" and isinstance(self.predicts, Binary | Classes)
+        balances = self.class_weight == "balanced" and can_balance(self.predicts)
         pair = self.column is not None and not isinstance(self.column, str)
         known_student = isinstance(self.student, TextStudents) or function
         checks = [
@@ -218,7 +218,7 @@ class Text:
             ("temperature", 0 < self.temperature < math.inf, "more than 0"),
             ("soft_weight", 0 < self.soft_weight <= 1, "more than 0, at most 1"),
             ("calibration", self.calibration is None or known, f"None, or a calibration for {self.predicts}"),
-            ("class_weight", self.class_weight is None or balances, '"balanced", for classes, or None'),
+            ("class_weight", self.class_weight is None or balances, '"balanced", for one class per row, or None'),
         ]
         if isinstance(self.predicts, Embedding):
             checks.append(("predicts", pair or not self.predicts.index, "index=0 for a single column"))
@@ -256,4 +256,4 @@ def _sizes(student: TextStudents) -> list[tuple[str, bool, str]]:
 
 
 def _named(value: Any) -> dict[str, Any]:
-    return {"kind": type(value).__name__, **asdict(value)}
+    return {"kind": type(value).__name__, **attributes(value)}

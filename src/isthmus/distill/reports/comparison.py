@@ -26,6 +26,7 @@ _MEASURES = {
     "ece": "expected calibration error: mean distance between probabilities and observed frequencies; lower is better",
     "ece_uncalibrated": "expected calibration error before calibrating on the validation part; lower is better",
     "accuracy": "share of rows with the correct class; higher is better",
+    "micro_f1": "harmonic mean of precision and recall, over all classes together; higher is better",
     "macro_f1": "harmonic mean of precision and recall, averaged over the classes; higher is better",
     "rmse": "root of the mean squared error, in the label's unit; lower is better",
     "mae": "mean absolute error, in the label's unit; lower is better",

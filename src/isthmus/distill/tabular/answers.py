@@ -123,6 +123,15 @@ class Probabilities(StudentOutput):
         build.add("Softmax", [self._calibrated(build, last)], name)
 
 
+class SeveralProbabilities(Probability, Probabilities):
+    """Output layer for the probabilities of classes that are independent of each other, shape (n, classes)."""
+
+    name = Probabilities.name
+
+    def write(self, build: Building, last: str, name: str) -> None:
+        build.add("Sigmoid", [self._calibrated(build, last)], name)
+
+
 class NumberOutput(StudentOutput):
     """Output layer for a number, shape (n,): clip to [low, high], multiply by scale, add mean."""
 

@@ -32,7 +32,7 @@ class Calibrator(nn.Module, ABC):
         """Fit this calibration in place after training.
 
         `logits` are the student's logits for the validation rows, (n,) or (n, classes), and `labels` their labels,
-        (n,).
+        (n,), or (n, classes) for independent classes.
         """
 
     @abstractmethod
@@ -59,7 +59,8 @@ class TemperatureCalibrator(Calibrator):
 
     def learn(self, logits: Array, labels: Index) -> None:
         wide = logits.astype(np.float64)
-        if wide.ndim == 1:
+        if logits.shape == labels.shape:
+            wide, labels = wide.ravel(), labels.ravel()
             wide = np.stack([np.zeros_like(wide), wide], 1)
         rows = np.arange(len(labels))
 

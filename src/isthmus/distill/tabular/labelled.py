@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from isthmus.distill.declaration import Predictor
-from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
+from isthmus.distill.labels import SEVERAL, Binary, Classes, Label, Number, Rank
 from isthmus.distill.language.teachers import DeclaredTeacher, abstains
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.tabular.answers import UNCALIBRATED, StudentOutput
@@ -17,6 +17,7 @@ from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.kinds.number import NumberLabels
 from isthmus.distill.tabular.kinds.rank import RankLabels
+from isthmus.distill.tabular.kinds.several import SeveralLabels
 from isthmus.distill.tabular.kinds.terms import declared_objective, over_known_rows
 from isthmus.distill.tabular.kinds.weights import row_weights, weighted, weighted_targets
 from isthmus.distill.tabular.users.sources import TeacherRows
@@ -61,7 +62,8 @@ class LabelTask(Task):
 
     def _labels(self, declared: Predictor) -> Kind:
         assert isinstance(declared.label, Label)  # noqa: S101 - an Embedding or a Picture has a task of its own
-        material, kind = self.material, KINDS[type(declared.label)]
+        material = self.material
+        kind = SeveralLabels if declared.label == SEVERAL else KINDS[type(declared.label)]
         if material.labeled is None:
             return kind(material.table, material.label, material.parts, declared)
         known, place = np.flatnonzero(material.labeled), np.cumsum(material.labeled) - 1

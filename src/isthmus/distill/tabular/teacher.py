@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sklearn
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.multioutput import MultiOutputClassifier
 from threadpoolctl import threadpool_limits
 
 from isthmus.distill.tabular.tensors import TabularTensors, vocabularies
@@ -30,6 +31,8 @@ class Learner(NamedTuple):
         if isinstance(model, HistGradientBoostingRegressor):
             values: Array = model.predict(rows)
             return values
+        if isinstance(model, MultiOutputClassifier):
+            return np.stack([each.decision_function(rows) for each in model.estimators_], 1)
         logits: Array = model.decision_function(rows)
         return np.stack([np.zeros_like(logits), logits], 1) if self.classes and logits.ndim == 1 else logits
 
@@ -80,6 +83,8 @@ class Boosting(Teacher):
             random_state=0,
             **self._learner.options,
         )
+        if self._labels.ndim > 1:
+            model = MultiOutputClassifier(model)
         with threadpool_limits(self._threads):
             model.fit(matrix[self._train], self._labels[self._train], sample_weight=self._row_weights)
             return _Fitted(model, matrix, words, empty)
@@ -105,8 +110,9 @@ class Boosting(Teacher):
         return self._recipe
 
     def size(self) -> tuple[int, int]:
+        models = getattr(self._fitted.model, "estimators_", [self._fitted.model])
         trees = [
-            tree for step in self._fitted.model._predictors for tree in step
+            tree for model in models for step in model._predictors for tree in step
         ]  # scikit-learn has no public access to the trees
         leaves = sum(int(tree.nodes["is_leaf"].sum()) for tree in trees)
         splits = sum(len(tree.nodes) for tree in trees) - leaves

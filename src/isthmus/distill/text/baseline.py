@@ -7,6 +7,7 @@ import pandas as pd
 from sklearn.compose import ColumnTransformer
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 
 _WORDS = r"(?u)\b\w\w+\b|^\W*(?:\w\W+)*\w?$"
@@ -14,7 +15,8 @@ _WORDS = r"(?u)\b\w\w+\b|^\W*(?:\w\W+)*\w?$"
 
 
 def classifier(features: pd.DataFrame, labels: "np.ndarray[Any, Any]") -> Any:
-    return _fitted(LogisticRegression(C=10, max_iter=1000), features, labels)
+    model = LogisticRegression(C=10, max_iter=1000)
+    return _fitted(OneVsRestClassifier(model) if labels.ndim > 1 else model, features, labels)
 
 
 def regression(features: pd.DataFrame, labels: "np.ndarray[Any, Any]") -> Any:

@@ -26,7 +26,7 @@ from isthmus.features.definition.spec import (
     is_owner,
 )
 from isthmus.features.errors import Problem, did_you_mean, one_of
-from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, DataType, UnixTimestamp
+from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Array, Bytes, DataType, String, UnixTimestamp
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
 
@@ -143,7 +143,8 @@ class Declarations:
         for spine in self.spines.values():
             self._function(f"spine {spine.name}", spine)
             self._schema(f"spine {spine.name}", [spine.label], self._keys(f"spine {spine.name}", spine))
-            self._input(f"spine {spine.name}, label {spine.label.name!r}", spine.label)
+            if spine.label.dtype != Array(String):  # else any number of classes
+                self._input(f"spine {spine.name}, label {spine.label.name!r}", spine.label)
             if spine.request and spine.label.name in [field.name for field in spine.request.schema]:
                 self._wrong(f"spine {spine.name}, label {spine.label.name!r}", "is a request field too",
                             "a label that is not part of the request")  # fmt: skip

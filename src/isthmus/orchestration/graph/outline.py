@@ -157,7 +157,7 @@ def _cron(seconds: float) -> str:
 
 
 def _model(project: "Project", declared: "Distillation") -> ModelOutline:
-    from isthmus.distill.gates import BOUNDED, STAGES, bounds_on
+    from isthmus.distill.gates import STAGES, bounded, bounds_on
 
     contract, profiles = project.definitions.contract, project.settings.profiles
     read = {
@@ -191,7 +191,7 @@ def _model(project: "Project", declared: "Distillation") -> ModelOutline:
         _hash(training),
         _hash([training, list(project.runtimes(declared)), profiles.serving.identity(), *_owner(declared)]),
         bool(bounds_on(declared.bounds, *STAGES)),
-        project.settings.server.record is not None and type(declared.label) in BOUNDED,
+        project.settings.server.record is not None and bool(bounded(declared.label)),
     )
 
 

@@ -14,7 +14,7 @@ from isthmus.distill.evaluation import confidence
 from isthmus.distill.evaluation.interval import Interval
 from isthmus.distill.evaluation.metrics import log_losses
 from isthmus.distill.evaluation.slices import column_slices
-from isthmus.distill.labels import Binary, Classes, Number
+from isthmus.distill.labels import SEVERAL, Binary, Classes, Number
 from isthmus.distill.types import Array
 from isthmus.features import clock
 from isthmus.features.errors import DataError, RequestError
@@ -38,7 +38,7 @@ def main_measure(declared: Distillation) -> tuple[str, bool]:
     label = declared.label
     if isinstance(label, Binary):
         return "auc", True
-    if isinstance(label, Classes):
+    if isinstance(label, Classes) and label != SEVERAL:
         return "log_loss", False
     if isinstance(label, Number):
         return ("rmse" if label.loss == "squared" else "mae"), False

@@ -137,11 +137,12 @@ def _require_later(where: str, table: pa.Table) -> None:
 
 
 def _sortable(column: pa.ChunkedArray) -> list[pa.ChunkedArray]:
-    # Arrow does not sort by arrays: their elements are columns, since all arrays of a column have the same size.
+    # Arrow does not sort by arrays: their elements are columns, null beyond the end of an array.
     if not pa.types.is_list(column.type):
         return [column]
     size = pc.max(pc.list_value_length(column)).as_py() or 0
-    return [pc.is_null(column), *(pc.list_element(column, place) for place in range(size))]
+    padded = pc.list_slice(column, 0, size or 1, return_fixed_size_list=True)
+    return [pc.is_null(column), *(pc.list_element(padded, place) for place in range(size))]
 
 
 def _frame(

@@ -11,7 +11,8 @@ import pytest
 
 from isthmus.distill.declaration import Distillation, Tabular
 from isthmus.distill.distillation import distill
-from isthmus.distill.labels import Binary, Classes, Isotonic, Label, Number, Rank, Temperature
+from isthmus.distill.gates import Gate
+from isthmus.distill.labels import SEVERAL, Binary, Classes, Isotonic, Label, Number, Rank, Temperature
 from isthmus.distill.restore import create_task, provenance
 from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.number import NumberLabels
@@ -20,7 +21,7 @@ from isthmus.distill.tasks.split import split_table
 from isthmus.distill.tasks.task import Material
 from isthmus.features.definition.spec import FeatureService, Field, Snapshot
 from isthmus.features.errors import ConfigurationError, DataError
-from isthmus.features.types import Float64, Int64, String
+from isthmus.features.types import Array, Float64, Int64, String
 from tests.distill.labelled import KINDS, labelled, material_of
 from tests.distill.support import declaration
 
@@ -58,10 +59,10 @@ def with_last(values: list[Any], last: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("values", "message"), [
     (["a"] * ROWS, "label late: only a in the train part; expected 2 to 256 classes"),
-    (with_last(["a", "b"] * (ROWS // 2), "c"), "2 rows of the test part have a class that no row of the train"),
+    (with_last(["a", "b"] * (ROWS // 2), "c"), "2 labels of the test part name a class that no row of the train"),
     (with_last(["a", "b"] * (ROWS // 2), None), "column late: 2 nulls"),
     ([0.5, 1.0] * (ROWS // 2), "column late: .*0.5.*; expected values of type int64"),
-    ([f"row {n}" for n in range(ROWS)], r"label late: 2\d\d classes|rows of the validation part have a class"),
+    ([f"row {n}" for n in range(ROWS)], r"label late: 2\d\d classes|labels of the validation part name a class"),
     (["a", "b\n"] * (ROWS // 2), r"a class is 'b\\n'; expected at most 255 printable characters"),
 ])  # fmt: skip
 def test_what_names_no_class_is_refused(values: list[Any], message: str) -> None:
@@ -164,11 +165,15 @@ def problems(task: Tabular, dtype: Any = Int64, **changes: Any) -> list[str]:
     (Tabular(label=Rank(within="event_timestamp", at=2.5)), Int64, "label: at: 2.5; expected a whole number"),  # type: ignore[arg-type]
     (Tabular(label=Rank(within=None)), Int64, "label: within: None; expected the name of a column"),  # type: ignore[arg-type]
     (Tabular(label=Rank(within="query")), Int64, "label, within: 'query'; expected event_timestamp"),
-    (Tabular(label=Number()), String, "label late: is of type String; expected one of Bool, Int32"),
+    (Tabular(label=Number()), String, "label late: is of type String; expected one of Bool, Float32"),
     (Tabular(label=Classes()), Float64, "label late: is of type Float64; expected one of Bool, Int32, Int64, String"),
     (Tabular(label="classes"), Int64, "label: 'classes'; expected Binary, Classes, Number or Rank"),  # type: ignore[arg-type]
     (Tabular(label=Classes(), calibration=Isotonic()), Int64,
-     "calibration: Isotonic(); expected None, or a calibration for Classes(), which predicts the probabilities"),
+     "calibration: Isotonic(); expected None, or a calibration for Classes(several=False), which predicts the"),
+    (Tabular(label=SEVERAL, calibration=Isotonic()), Array(String), "a calibration for Classes(several=True)"),
+    (Tabular(label=SEVERAL), String, "is of type String; expected Array(String) for Classes(several=True)"),
+    (Tabular(label=Classes()), Array(String), "is of type Array(String); expected one of Bool, Int32, Int64, String"),
+    (Tabular(label=Classes(several="yes")), Array(String), "label: several: 'yes'; expected"),  # type: ignore[arg-type]
     (Tabular(label=Number(), calibration=Temperature()), Int64, "calibration: Temperature(); expected None"),
     (Tabular(calibration=Isotonic), Int64, "calibration: <class 'isthmus.distill.labels.Isotonic'>; expected None"),  # type: ignore[arg-type]
     (Tabular(calibration="temperature"), Int64, "calibration: 'temperature'; expected None"),  # type: ignore[arg-type]
@@ -176,6 +181,13 @@ def problems(task: Tabular, dtype: Any = Int64, **changes: Any) -> list[str]:
 def test_what_cannot_be_learned_is_said_of_the_declaration(task: Tabular, dtype: Any, message: str) -> None:
     (problem,) = problems(task, dtype)
     assert message in problem
+
+
+def test_several_classes_have_no_bounds_in_production() -> None:
+    bounds = [Gate("production.log_loss", at_most=1.0)]
+    assert problems(Tabular(label=Classes()), String, bounds=bounds) == []
+    (problem,) = problems(Tabular(label=SEVERAL), Array(String), bounds=bounds)
+    assert "bound: 'production.log_loss'; expected device" in problem
 
 
 @pytest.mark.parametrize(("label", "answer", "expected"), [
@@ -199,12 +211,15 @@ def test_a_label_of_0_and_1_keeps_the_identity_of_its_student() -> None:
     usual = material_of("binary", table)
     # As in 0.1, before there were other labels.
     assert kind(usual) == "f1f371a740ae0e8ee92d865ad43a04885f4606150f9ec5e50000eb951d398914"
+    # As before a row could have several classes.
+    classes = kind(material_of("classes", labelled("classes", ROWS)))
+    assert classes == "6bcec636984e912fa32d06e11b7bbb2c5aedaee614b6f2711494f825a9952c01"
     others = [material_of("binary", table, calibration=how) for how in (Temperature(), Isotonic())]
-    others += [material_of(name, labelled(name, ROWS)) for name in ("classes", "number", "rank")]
+    others += [material_of(name, labelled(name, ROWS)) for name in ("classes", "several", "number", "rank")]
     others.append(material_of("number", labelled("number", ROWS), Number(loss="absolute")))
-    assert len({kind(each) for each in (usual, *others)}) == 7
+    assert len({kind(each) for each in (usual, *others)}) == 8
     teachers = {create_task(each).teacher().fingerprint() for each in (usual, *others[2:])}
-    assert len(teachers) == 5
+    assert len(teachers) == 6
     assert create_task(others[0]).teacher().fingerprint() == create_task(usual).teacher().fingerprint()
 
 

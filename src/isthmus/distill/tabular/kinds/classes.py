@@ -1,5 +1,7 @@
 """Labels that name one of several classes."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,8 +37,8 @@ class ClassLabels(Kind):
 
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Predictor) -> None:
         column = _column(table, label)
-        known = pc.unique(column.take(parts.train)).sort()
-        self._require(label, known, column, parts)
+        named = {part: column.take(getattr(parts, part)) for part in PARTS}
+        known = known_classes(label, named)
         self.classes = tuple(map(str, known.to_pylist()))
         places = pc.fill_null(pc.index_in(column, value_set=known), -1)
         self.values = self.teacher_labels = pc.cast(places, pa.int64()).to_numpy(zero_copy_only=False)
@@ -45,30 +47,6 @@ class ClassLabels(Kind):
         self._calibration = declared.calibration
         self.learner = Learner(HistGradientBoostingClassifier, self.key, classes=self.classes)
         self.recipe = {"classes": list(self.classes)}
-
-    def _require(self, label: str, known: pa.Array, column: pa.Array, parts: Split) -> None:
-        where, remedy, expected = (
-            f"label {label}",
-            "use a longer period or different shares",
-            f"2 to {MOST_CLASSES} classes",
-        )
-        if len(known) == 1:
-            raise DataError(where, f"only {known[0]} in the {PARTS[0]} part", expected=expected, remedy=remedy)
-        if len(known) > MOST_CLASSES:
-            raise DataError(where, f"{len(known):,} classes in the {PARTS[0]} part", expected=expected,
-                            remedy="merge rare classes in the spine, or use a Number label for a quantity")  # fmt: skip
-        if wrong := [name for name in map(str, known.to_pylist()) if not name.isprintable() or len(name) > LONGEST]:
-            raise DataError(where, f"a class is {wrong[0][:60]!r}", expected=f"at most {LONGEST} printable characters")
-        for part in PARTS[1:]:
-            rows = column.take(getattr(parts, part))
-            new = rows.filter(pc.invert(pc.is_in(rows, value_set=known)))
-            if len(new):
-                names = ", ".join(map(str, pc.unique(new).to_pylist()[:_SHOWN]))
-                raise DataError(
-                    where, f"{len(new):,} rows of the {part} part have a class that no row of the {PARTS[0]} part has: "
-                    f"{names}", expected="only classes that a student can learn",
-                    remedy=f"{remedy}, or merge rare classes in the spine",
-                )  # fmt: skip
 
     def answer(self) -> Probabilities:
         return Probabilities(len(self.classes or ()), create_calibrator(self._calibration))
@@ -103,6 +81,33 @@ class ClassLabels(Kind):
             if recall >= LEAK_FROM
             else ""
         )
+
+
+def known_classes(label: str, named: Mapping[str, pa.Array]) -> pa.Array:
+    """Return the classes of the training part, sorted. `named` has the classes that the rows of each part name.
+
+    Raise a DataError if there are too few or too many, or if a later part has other classes.
+    """
+    where, expected = f"label {label}", f"2 to {MOST_CLASSES} classes"
+    known, remedy = pc.unique(named[PARTS[0]]).sort(), "use a longer period or different shares"
+    if len(known) < 2:
+        found = f"{f'only {known[0]}' if len(known) else 'no class'} in the {PARTS[0]} part"
+        raise DataError(where, found, expected=expected, remedy=remedy)
+    if len(known) > MOST_CLASSES:
+        raise DataError(where, f"{len(known):,} classes in the {PARTS[0]} part", expected=expected,
+                        remedy="merge rare classes in the spine, or use a Number label for a quantity")  # fmt: skip
+    if wrong := [name for name in map(str, known.to_pylist()) if not name.isprintable() or len(name) > LONGEST]:
+        raise DataError(where, f"a class is {wrong[0][:60]!r}", expected=f"at most {LONGEST} printable characters")
+    for part in PARTS[1:]:
+        new = named[part].filter(pc.invert(pc.is_in(named[part], value_set=known)))
+        if len(new):
+            names = ", ".join(map(str, pc.unique(new).to_pylist()[:_SHOWN]))
+            raise DataError(
+                where, f"{len(new):,} labels of the {part} part name a class that no row of the {PARTS[0]} part has: "
+                f"{names}", expected="only classes that a student can learn",
+                remedy=f"{remedy}, or merge rare classes in the spine",
+            )  # fmt: skip
+    return known
 
 
 def _column(table: pa.Table, label: str) -> pa.Array:

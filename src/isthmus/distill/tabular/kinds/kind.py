@@ -35,9 +35,9 @@ class Kind(ABC):
         more: True if a higher metric is better.
         tolerance: largest absolute difference allowed between the student and its graph, per precision.
         rounding: largest difference between the outputs of two processors.
-        values: labels, (n,), for `quality`.
+        values: labels, (n,) or (n, classes), for `quality`.
         targets: labels, (n, ...), for the losses.
-        teacher_labels: labels that the teacher is trained on, (n,): standardized for numbers and ranks, else `values`.
+        teacher_labels: labels that the teacher is trained on: standardized for numbers and ranks, else `values`.
         recipe: plain data that determines the teacher's outputs in addition to the label column, options and rows.
         groups: group number of each row, (n,), for ranking; else None.
         classes: class names in the order of the logits, or None if the label has no classes.
@@ -78,7 +78,7 @@ class Kind(ABC):
         """
 
     def fitted_labels(self) -> Array:
-        """Return the labels, (n,), to which a user's teacher is fitted."""
+        """Return the labels, (n,) or (n, classes), to which a user's teacher is fitted."""
         return self.values
 
     def _taught(self, hard: Callable[..., Tensor], soft: Callable[..., Tensor], declared: Predictor) -> Objective:
@@ -130,11 +130,11 @@ class Kind(ABC):
         kind = copy.copy(self)
         for name in ("values", "teacher_labels"):
             labels = getattr(self, name)
-            whole = np.full(count, np.nan if labels.dtype.kind == "f" else -1, labels.dtype)
+            whole = np.full((count, *labels.shape[1:]), np.nan if labels.dtype.kind == "f" else -1, labels.dtype)
             whole[rows] = labels
             setattr(kind, name, whole)
         gap = math.nan if self.targets.is_floating_point() else IGNORED
-        kind.targets = torch.full((count,), gap, dtype=self.targets.dtype)
+        kind.targets = torch.full((count, *self.targets.shape[1:]), gap, dtype=self.targets.dtype)
         kind.targets[torch.from_numpy(rows)] = self.targets
         kind.complete = False
         return kind

@@ -54,4 +54,5 @@ def _on_rows(
 
 
 def _are_known(labels: Tensor) -> Tensor:
-    return labels.isfinite() if labels.is_floating_point() else labels != IGNORED
+    known = labels.isfinite() if labels.is_floating_point() else labels != IGNORED
+    return known if known.ndim == 1 else known.all(1)

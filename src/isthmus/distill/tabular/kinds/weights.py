@@ -61,8 +61,10 @@ def _column(table: pa.Table, name: str) -> Array:
 
 
 def weighted_targets(targets: Tensor, weights: Array) -> Tensor:
-    """Return labels and weights as float32 (n, 2), the labels of a `weighted` objective."""
-    return torch.stack([targets.float(), torch.tensor(weights, dtype=torch.float32)], 1)
+    """Return labels and weights as float32 (n, 2) or (n, 2, classes), the labels of a `weighted` objective."""
+    labels = targets.numpy()
+    each = np.broadcast_to(weights, labels.T.shape).T
+    return torch.tensor(np.stack([labels, each], 1), dtype=torch.float32)
 
 
 def weighted(objective: Objective, dtype: torch.dtype) -> Objective:

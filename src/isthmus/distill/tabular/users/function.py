@@ -99,10 +99,16 @@ class FunctionSource(PredictionSource):
         """Predict with the first of `predict_proba`, `decision_function`, `predict` and a call that the model has."""
         known = getattr(model, "classes_", None)
         names = None if known is None else [str(name) for name in np.ravel(np.asarray(known, dtype=object))]
+        if self._rows.several and (known is None or not all(isinstance(name, str) for name in known)):
+            # Models of scikit-learn number the columns of their labels.
+            names = [*(self._rows.classes or ())] if self._fits else None
         if isinstance(model, nn.Module):
             return self._forward(model, frame, names)
         if hasattr(model, "predict_proba"):
-            return Prediction("probabilities", to_floats(model.predict_proba(frame), self.where), names)
+            output = model.predict_proba(frame)
+            if self._rows.several and isinstance(output, list):  # an array (n, 2) per class
+                output = np.stack([each[:, 1] for each in output], 1)
+            return Prediction("probabilities", to_floats(output, self.where), names)
         if hasattr(model, "decision_function"):
             return Prediction("logits", to_floats(model.decision_function(frame), self.where), names)
         predict = getattr(model, "predict", model)
@@ -116,8 +122,9 @@ class FunctionSource(PredictionSource):
         listed = output.tolist() if hasattr(output, "tolist") and not several else output
         if isinstance(listed, list):
             listed = [None if _is_missing(each) else each for each in listed]
-            named = any(isinstance(each, str) for each in listed)
-            if named or (self._rows.classes and listed and all(each is None for each in listed)):
+            given = [name for each in listed for name in self._names(each)]
+            named = any(isinstance(name, str) for name in given)
+            if named or (self._rows.classes and listed and all(name is None for name in given)):
                 return self._one_hot(listed)
             output = _filled(listed)
         return Prediction("values" if self._rows.numeric else "probabilities", to_floats(output, self.where), names)
@@ -137,16 +144,21 @@ class FunctionSource(PredictionSource):
             "values" if self._rows.numeric else "logits", to_floats(output.cpu().numpy(), self.where), names
         )
 
-    def _one_hot(self, names: Sequence[str | None]) -> Prediction:
-        """Convert class names to probabilities of 0 and 1; None becomes a row without an answer."""
+    def _one_hot(self, answers: Sequence[Any]) -> Prediction:
+        """Convert class names, or lists of them, to probabilities of 0 and 1; None becomes a row without an answer."""
         classes = [*(self._rows.classes or ("0", "1"))]
         places = {name: place for place, name in enumerate(classes)}
-        if unknown := sorted({str(name) for name in names if name is not None and name not in places}):
+        known = {row: [*map(str, self._names(answer))] for row, answer in enumerate(answers) if answer is not None}
+        if unknown := sorted({name for names in known.values() for name in names} - {*classes}):
             raise DataError(f"{self.where}: classes", f"{unknown[0]!r}", expected=one_of(classes))
-        numbers = np.full((len(names), len(classes)), np.nan)
-        known = [row for row, name in enumerate(names) if name is not None]
-        numbers[known] = np.eye(len(classes))[[places[str(names[row])] for row in known]]
+        numbers = np.full((len(answers), len(classes)), np.nan)
+        for row, names in known.items():
+            numbers[row] = 0
+            numbers[row, [places[name] for name in names]] = 1
         return Prediction("probabilities", numbers, classes)
+
+    def _names(self, answer: Any) -> Sequence[Any]:
+        return answer if self._rows.several and isinstance(answer, list) else [answer]
 
     def size(self) -> tuple[int, int] | None:
         if not isinstance(self._model, nn.Module):

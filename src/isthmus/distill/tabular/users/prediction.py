@@ -77,6 +77,33 @@ def class_scores(prediction: Prediction, where: str, classes: Sequence[str]) -> 
     Raise a ConfigurationError if the prediction's classes are unknown or other classes, and a DataError for numbers
     that are not probabilities.
     """
+    numbers = _ordered(prediction, where, classes)
+    if prediction.form == "logits":
+        return numbers
+    _require_shares(numbers, where)
+    return logits(numbers)
+
+
+def several_scores(prediction: Prediction, where: str, classes: Sequence[str]) -> Array:
+    """Return logits of independent classes, float64 (n, classes); NaN for all classes of a row that lacks one of them.
+
+    Raise the same errors as `class_scores`, and a DataError for probabilities whose sum is 1 in every row.
+    """
+    numbers = _ordered(prediction, where, classes)
+    numbers[np.isnan(numbers).any(1)] = np.nan
+    if prediction.form == "logits":
+        return numbers
+    _require_shares(numbers, where)
+    known = numbers[~np.isnan(numbers[:, 0])]
+    exclusive = len(known) > 1 and np.allclose(known.sum(1), 1, atol=1e-3)
+    if exclusive and not np.isin(known, (0, 1)).all():
+        raise DataError(f"{where}: probabilities", f"the sum is 1 in each of {len(known):,} rows, as of a softmax",
+                        expected="probabilities of independent classes, as of a sigmoid",
+                        remedy="if each row has one class, declare Classes()")  # fmt: skip
+    return logits(numbers.ravel()).reshape(numbers.shape)
+
+
+def _ordered(prediction: Prediction, where: str, classes: Sequence[str]) -> Array:
     form, numbers, names = prediction
     if form == "values" or numbers.ndim != 2:
         found = "values" if form == "values" else f"shape {numbers.shape}"
@@ -89,11 +116,7 @@ def class_scores(prediction: Prediction, where: str, classes: Sequence[str]) -> 
         raise ConfigurationError(where, [Problem("output", f"{numbers.shape[1]} columns", f"{len(names)} classes")])
     if problem := misfit(names, classes):
         raise ConfigurationError(where, [problem])
-    ordered = numbers[:, [names.index(name) for name in classes]]
-    if form == "logits":
-        return ordered
-    _require_shares(ordered, where)
-    return logits(ordered)
+    return numbers[:, [names.index(name) for name in classes]]
 
 
 def number_scores(prediction: Prediction, where: str) -> Array:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _UNNAMED = re.compile(r"LABEL_\d+")
 """Names that transformers gives to classes without a name."""
+_SEVERAL = "multi_label_classification"
 _AT_ONCE = 32
 
 
@@ -165,6 +166,9 @@ class PretrainedSource(PredictionSource):
                 numbers = self._of_images(values.data)
         if self._rows.numeric:
             return Prediction("values", numbers)
+        if self._rows.several and (kind := self._loaded.teacher.module.config.problem_type) not in (None, _SEVERAL):
+            found, expected = f"{kind!r}, whose probabilities depend on each other", f"{_SEVERAL!r}, or Classes()"
+            raise ConfigurationError(self.where, [Problem("problem_type", found, expected)])
         names = self._loaded.teacher.labels
         named = names is not None and not all(_UNNAMED.fullmatch(name) for name in names)
         return Prediction("logits", numbers, [*names] if names is not None and named else None)

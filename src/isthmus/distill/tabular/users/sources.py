@@ -28,7 +28,8 @@ class TeacherRows(NamedTuple):
         table: the training set.
         inputs: features of the teacher.
         train: numbers of the training rows, int64.
-        labels: labels to fit a model to, one per row of the table: 0 and 1, class names, numbers, or relevance.
+        labels: labels to fit a model to, one per row of the table: 0 and 1, class names, numbers, or relevance; for
+            several classes per row, 0 and 1 by class, (n, classes).
         classes: names of the label's classes; None for other labels.
         recipe: plain data that identifies the table, the label and the training rows.
         spine: declaration of the training examples, which names their join keys.
@@ -53,6 +54,10 @@ class TeacherRows(NamedTuple):
     texts: Collection[str] = ()
     images: Callable[[Index], Array] | None = None
     pooling: Literal["mean", "first"] | None = None
+
+    @property
+    def several(self) -> bool:
+        return self.labels.ndim > 1
 
     def columns(self, rows: Index) -> Columns:
         """Return a column per feature, or the single column `IMAGE`."""

@@ -106,6 +106,9 @@ class StoredSource(PredictionSource):
                 raise DataError(f"{self.where}: {name}", str(error), expected=expected) from error
             return Prediction(_form(name), numbers, self._declared.classes)
         if name == "log_probabilities":
+            if self._rows.several:
+                raise DataError(f"{self.where}: {name}", "names the likeliest of classes that exclude each other",
+                                expected="probabilities or logits, for several labels per row")  # fmt: skip
             return self._top_k(column, table["classes"].combine_chunks())
         widths = pc.unique(pc.list_value_length(column).drop_null())
         if len(widths) != 1:

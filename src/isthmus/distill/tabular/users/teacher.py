@@ -108,13 +108,16 @@ class UserTeacher(Teacher):
     def _mean(self, parts: Sequence[Array]) -> Array:
         if len(parts) == 1:
             return parts[0]
+        shape = parts[0].shape
+        if self._rows.several:  # each class is a binary label
+            parts = [part.ravel() for part in parts]
         weights = np.array([weight for _, weight in self._sources]).reshape(-1, *(1,) * parts[0].ndim)
         scores, log = np.stack(parts), self._key == "logits"
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             values = probabilities(scores) if log else scores
             share = np.where(np.isnan(values), 0.0, weights)
             mean: Array = (np.where(share > 0, values, 0.0) * share).sum(0) / share.sum(0)
-            return logits(mean) if log else mean
+            return (logits(mean) if log else mean).reshape(shape)
 
     def _described(self, row: int) -> str:
         named = [key for entity in self._rows.spine.entities for key in entity.join_keys]
