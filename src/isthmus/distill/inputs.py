@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from isthmus.distill.declaration import Distillation, Tabular
 from isthmus.distill.language.causal import Causal
+from isthmus.distill.language.text import Text
 from isthmus.features.contract.schema import SEPARATOR, Contract, optional_fields
 from isthmus.features.definition.spec import FeatureProjection, RequestSource, RequestTransform
 from isthmus.features.errors import Problem, did_you_mean, one_of
@@ -23,10 +24,10 @@ def input_problems(
 def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]:
     return [
         Problem(f"distillation {distillation.name}, {role}", f"reads {column.name}, of type {column.dtype}",
-                f"numbers, times and Strings, and for a Tabular {VECTOR} with a declared size")
+                f"numbers, times and Strings, and for a Tabular or a Text {VECTOR} with a declared size")
         for role, service in (("teacher", distillation.teacher), ("student", distillation.student))
         for column in contract.inputs(service.name)
-        if not is_readable(column.dtype, column.size if isinstance(distillation.task, Tabular) else None)
+        if not is_readable(column.dtype, column.size if isinstance(distillation.task, Tabular | Text) else None)
     ] + [
         Problem(f"distillation {distillation.name}, student",
                 f"reads request transform {transform.name}, which takes {column.name}, an Array",

@@ -30,7 +30,7 @@ from isthmus.distill.language.causal import Causal
 from isthmus.distill.language.image import Image, Picture
 from isthmus.distill.language.text import Embedding, Text
 from isthmus.distill.settings import TrainingSettings
-from isthmus.distill.tabular.student import read_record, unreadable
+from isthmus.distill.tabular.student import read_preparation, read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tabular.users.sources import digest as file_digest
 from isthmus.distill.tasks.task import Material, Task
@@ -123,6 +123,8 @@ def restore(material: Material, folder: Path, weights: str = "student") -> Resto
     if isinstance(material.declaration.task, Tabular):
         preparation = read_record(folder).preparation
         material = replace(material, learn=lambda _plan, _before: preparation)
+    elif isinstance(material.declaration.task, Text):
+        material = replace(material, learn=lambda _plan, _before: read_preparation(folder))
     task = create_task(material)
     if not same_training(before, task):
         raise ContractMismatch(

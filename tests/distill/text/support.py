@@ -138,3 +138,16 @@ def too_wide(size: int, outputs: int) -> torch.nn.Module:
 
 def no_network(size: int, outputs: int) -> list[int]:
     return [size, outputs]
+
+
+def informed() -> Any:
+    """A model that knows each intent's words, and the plan and the amount of alarms."""
+    told = knowing()
+
+    def predict(features: Any) -> Any:
+        shares, names = told(features)
+        alarms = (features["user__plan"] == "team") | (features["input_ids"] < 3)
+        shares[alarms.to_numpy()] = np.eye(len(names))[0] * 0.96 + 0.01
+        return shares, names
+
+    return predict

@@ -44,7 +44,7 @@ from isthmus.features.errors import ConfigurationError, DataError, DependencyErr
 from isthmus.features.profiles import ServingProfile
 from isthmus.package.manifest import open_package
 from tests.distill.support import check_package
-from tests.distill.text.support import HERE, INPUT, WORDS, bert, material, notes
+from tests.distill.text.support import HERE, WORDS, bert, material, notes
 
 TEXT = Text(teacher=f"{HERE}:knowing", student=Bag(vocabulary=200, width=8))
 
@@ -189,13 +189,7 @@ def test_a_declaration_that_cannot_work_is_refused(
     assert message in " ".join(map(str, problems))
 
 
-def test_the_text_must_be_the_only_input(table: pa.Table, tmp_path: Path) -> None:
-    two = replace(material(table, tmp_path), student_inputs=[INPUT, replace(INPUT, name="title")])
-    with pytest.raises(ConfigurationError, match="has 2 Strings"):
-        TextTask(two)
-    named = replace(TEXT, column="body")
-    with pytest.raises(ConfigurationError, match=r"also has title.*expected body alone"):
-        TextTask(replace(two, declaration=replace(two.declaration, task=named)))
+def test_the_text_must_be_a_string_of_the_service(table: pa.Table, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'topic' is not a String"):
         TextTask(material(table, tmp_path, replace(TEXT, column="topic")))
 

@@ -133,12 +133,13 @@ class Text:
         teacher: a `Pretrained`, "module:function" or a `TeacherFunction`, a `TeacherOutputs`, an `Onnx`, or a list of
             these and of pairs (teacher, weight), whose weighted mean teaches.
         predicts: the kind of label: `Classes`, `Binary` or `Number`; or an `Embedding`, which needs no label.
-        column: input that holds the text; None for the student's only input. For an `Embedding`, also two inputs whose
-            texts belong together, such as question and answer.
+        column: input that holds the text; None for the student's only String. With a label, other inputs of the
+            student's service are read, too, prepared as a `Tabular` does by default. For an `Embedding`, also two
+            inputs whose texts belong together, such as question and answer.
         student: a `Bag`, an `Encoder`, a `PrunedEncoder`, or "module:function". The function takes the size of the
             vocabulary and the number of outputs n, and returns a torch module. The module maps `input_ids` and
             `attention_mask`, int64 (rows, tokens), to float32 (rows, n). A change of a file that it reads does not
-            make another student.
+            make another student. Other inputs go through a hidden layer, and are added to the outputs of any student.
         start: safetensors file with weights of another student of the same shape, relative to the project, from which
             student and control start; None for new weights.
         vocabulary: tokens, at most, for a student that is a function.

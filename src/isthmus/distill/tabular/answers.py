@@ -77,9 +77,13 @@ class LabelStudent(nn.Module):
         super().__init__()
         self.network, self.answer = network, answer
 
+    def last(self, *inputs: Tensor) -> Tensor:
+        last: Tensor = self.network(*inputs)
+        return last
+
     def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
         """Return what `StudentOutput.outputs` says."""
-        return self.answer.outputs(self.network(*inputs))
+        return self.answer.outputs(self.last(*inputs))
 
 
 class Probability(StudentOutput):

@@ -24,8 +24,12 @@ from isthmus.package.inputs import ModelInput
 REFUSED = "refused"
 
 
-def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelProto:
+def graph(
+    student: Student, request: RequestInputs | None = None, text: onnx.ModelProto | None = None
+) -> onnx.ModelProto:
     """Return the ONNX graph of a tabular student, from raw inputs to its output in float32, to export the student.
+
+    `text` is the graph of a network whose only output is added to that of the last linear layer; it is changed.
 
     The graph's inputs are `numeric`, float32 (N, numbers) with NaN for null, `categories`, string (N, categories) with
     "" for null, and the raw inputs of the request transforms in `request`. An input without columns is left out. Fields
@@ -47,6 +51,10 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
         value = build.add("Gemm", [value, weight, bias], f"linear_{position}", transB=1)
         if layer is not linears[-1]:
             value = build.add("Relu", [value], f"relu_{position}")
+    if text is not None:
+        inputs = [*text.graph.input, *inputs]
+        (read,) = build.include(text, "text", {item.name: item.name for item in text.graph.input}).values()
+        value = build.add("Add", [value, read], "joined")
     answer = student.answer
     answer.write(build, value, "answer" if prepared.refused else answer.name)
     if prepared.refused:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 
@@ -20,19 +21,24 @@ from isthmus.distill.tabular.kinds.rank import RankLabels
 from isthmus.distill.tabular.kinds.several import SeveralLabels
 from isthmus.distill.tabular.kinds.terms import declared_objective, over_known_rows
 from isthmus.distill.tabular.kinds.weights import row_weights, weighted, weighted_targets
+from isthmus.distill.tabular.tensors import scalar_columns
 from isthmus.distill.tabular.users.sources import TeacherRows
 from isthmus.distill.tabular.users.teacher import UserTeacher, sources
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.split import PARTS, Split
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.teacher import ANSWERED
-from isthmus.distill.types import Answers, Array, Index
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced
 from isthmus.features.errors import DataError
-from isthmus.package.inputs import Feeds
+from isthmus.features.values.columns import Values
+from isthmus.package.inputs import Feeds, ModelInput
 
 KINDS: Mapping[type, type[Kind]] = {
     Binary: BinaryLabels, Classes: ClassLabels, Number: NumberLabels, Rank: RankLabels,
 }  # fmt: skip
+
+_Read = tuple[pa.Table, Sequence[ModelInput]]
+"""A table, and the inputs that a model reads of it."""
 
 
 class LabelTask(Task):
@@ -75,10 +81,14 @@ class LabelTask(Task):
         labels = kind(material.table.take(known), material.label, parts, declared)
         return labels.spread(known, len(place))
 
-    def _user_teacher(self, declared: Sequence[tuple[DeclaredTeacher, float]]) -> UserTeacher:
+    def _user_teacher(
+        self, declared: Sequence[tuple[DeclaredTeacher, float]], read: _Read | None = None
+    ) -> UserTeacher:
+        """Create a teacher that reads some inputs of a table, by default those of the teacher's service."""
         material = self.material
+        table, inputs = read or (material.table, material.teacher_inputs)
         rows = TeacherRows(
-            material.table, material.teacher_inputs, self.labeled(material.parts.train), self._kind.fitted_labels(),
+            table, inputs, self.labeled(material.parts.train), self._kind.fitted_labels(),
             self.classes, self._recipe(), material.declaration.spine, material.root, material.profile.threads,
             numeric=self._kind.key != "logits", texts=self.texts, images=self.images,
             pooling=self.pooling,
@@ -119,6 +129,13 @@ class LabelTask(Task):
             rows = self.material.parts.validation
             raw = student_answers(self, student, rows, torch.device("cpu"))[UNCALIBRATED]
             calibration.learn(raw, self._kind.values[rows])
+
+    def _leaks(self, *read: _Read) -> list[str]:
+        train, values = self.labeled(self.material.parts.train), dict[str, Values]()
+        rows = train[evenly_spaced(len(train), 100_000)]
+        for table, inputs in read:
+            values |= scalar_columns(table.take(rows), inputs)
+        return [f"{name} {leak}" for name, column in values.items() if (leak := self._kind.leak(column, rows))]
 
     def objective(self) -> Objective:
         objective = self._kind.objective(self.declared)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,10 +16,12 @@ from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import TensorInfo
-from isthmus.transforms.preparation.fit import Preparation
+from isthmus.transforms.preparation.fit import LEARNED, Preparation
 
 RECORD = "student.json"
 PLACES = "places"
+
+_Content = TypeVar("_Content")
 
 
 class Student(nn.Module):
@@ -44,13 +46,19 @@ class Student(nn.Module):
     def tables(self) -> list[nn.Embedding]:
         return [table for table in self.embeddings if isinstance(table, nn.Embedding)]
 
-    def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> Any:
+    def last(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of the last linear layer, (n, `answer.width`)."""
+        numbers, places = inputs
+        return _last(self.embeddings, self.layers, numbers, places)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
         """Compute scores from prepared rows: uncalibrated in training mode, calibrated or clipped in eval mode.
 
-        `numbers` is float32 (n, width). `places` is int64 (n, texts): the row to look up in each embedding table. In
-        eval mode, a student with a calibration returns a dict with calibrated `logits` and `uncalibrated` logits.
+        The inputs are numbers, float32 (n, width), and places, int64 (n, texts): the row to look up in each embedding
+        table. In eval mode, a student with a calibration returns a dict with calibrated `logits` and `uncalibrated`
+        logits.
         """
-        return self.answer.outputs(_last(self.embeddings, self.layers, numbers, places))
+        return self.answer.outputs(self.last(*inputs))
 
     def logits(self, data: TabularTensors) -> Array:
         self.eval()
@@ -123,10 +131,18 @@ class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 def read_record(folder: Path) -> StudentRecord:
+    return _read(folder / RECORD, StudentRecord)
+
+
+def read_preparation(folder: Path) -> Preparation:
+    return _read(folder / LEARNED, Preparation)
+
+
+def _read(file: Path, kind: type[_Content]) -> _Content:
     try:
-        return msgspec.json.decode((folder / RECORD).read_bytes(), type=StudentRecord)
+        return msgspec.json.decode(file.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError) as error:
-        raise unreadable(folder / RECORD, error) from error
+        raise unreadable(file, error) from error
 
 
 def unreadable(file: Path, error: Exception) -> DataError:

@@ -30,12 +30,12 @@ from isthmus.distill.tabular.student import (
     core_tensors,
 )
 from isthmus.distill.tabular.teacher import Boosting
-from isthmus.distill.tabular.tensors import TabularTensors, columns, network_inputs, scalar_columns, tensors
+from isthmus.distill.tabular.tensors import TabularTensors, columns, network_inputs, tensors
 from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.task import Batch, Case, Core, Material
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.types import Index, evenly_spaced
+from isthmus.distill.types import Index
 from isthmus.package.inputs import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
@@ -126,11 +126,8 @@ class TabularTask(LabelTask):
         return Batch((numbers, places), targets)
 
     def leaks(self) -> list[str]:
-        material, train = self.material, self.labeled(self.material.parts.train)
-        rows = train[evenly_spaced(len(train), 100_000)]
-        values = scalar_columns(material.table.take(rows), material.teacher_inputs)
-        values |= scalar_columns(material.student_table.take(rows), material.student_inputs)
-        return [f"{name} {leak}" for name, column in values.items() if (leak := self._kind.leak(column, rows))]
+        material = self.material
+        return self._leaks((material.table, material.teacher_inputs), (material.student_table, material.student_inputs))
 
     def over(self, table: pa.Table, rows: Index) -> Self:
         task = copy.copy(self)

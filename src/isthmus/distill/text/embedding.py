@@ -78,7 +78,7 @@ class EmbeddingTask(TextBase):
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:  # noqa: ARG002 - unused
         return search(answers, teacher, self.columns)
 
-    def network(self, student: nn.Module) -> nn.Module:
+    def _whole(self, student: nn.Module) -> nn.Module:
         assert isinstance(student, EmbeddingModel)  # noqa: S101 - created by `student`
         return student.embedder.eval()
 

@@ -8,21 +8,40 @@ from torch.nn.functional import gelu, normalize, scaled_dot_product_attention
 
 from isthmus.distill.causal.models import call_function
 from isthmus.distill.language.text import Bag, Encoder, Text
-from isthmus.distill.tabular.answers import LabelStudent
+from isthmus.distill.tabular.answers import LabelStudent, StudentOutput
+from isthmus.distill.tabular.preparation import Prepare
+from isthmus.distill.tabular.student import Student
 from isthmus.distill.teachers.pretrained import pooled
 from isthmus.features.errors import ConfigurationError, Problem
 
+HIDDEN = 32
+"""Units of the hidden layer for inputs beside a text."""
+
+
+class JoinedStudent(Student):
+    """A network of a text, and one of its further inputs with a hidden layer; their outputs are added."""
+
+    def __init__(self, network: nn.Module, prepare: Prepare, dropout: float, answer: StudentOutput) -> None:
+        super().__init__(prepare, (HIDDEN,), dropout, answer)
+        self.network = network
+
+    def last(self, *inputs: Tensor) -> Tensor:
+        """Return the outputs of the last layers for tokens, their mask, prepared numbers and places of texts."""
+        input_ids, attention_mask, *prepared = inputs
+        last: Tensor = self.network(input_ids, attention_mask) + super().last(*prepared)
+        return last
+
 
 class TextNetwork(nn.Module):
-    """A student as a device runs it: from tokens to the answer, such as probabilities."""
+    """A student as a device runs it: from tokens, and prepared inputs if any, to the answer, such as probabilities."""
 
-    def __init__(self, student: LabelStudent) -> None:
+    def __init__(self, student: LabelStudent | JoinedStudent) -> None:
         super().__init__()
         self.student = student
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, *prepared: Tensor) -> Tensor:
         answer: Tensor = self.student.answer(
-            self.student.answer.scores(self.student.network(input_ids, attention_mask))
+            self.student.answer.scores(self.student.last(input_ids, attention_mask, *prepared))
         )
         return answer
 

@@ -23,17 +23,20 @@ from isthmus.distill.onnx.exporter import export_network
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.tabular.answers import LabelStudent
+from isthmus.distill.tabular.graph import graph
 from isthmus.distill.tabular.labelled import LabelTask
 from isthmus.distill.tabular.users.pretrained import PretrainedModel
 from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.task import Batch, Case, Material, Task
+from isthmus.distill.text.further import FurtherInputs
 from isthmus.distill.text.pruning import prune
-from isthmus.distill.text.students import EncoderNetwork, TextNetwork, text_network
+from isthmus.distill.text.students import EncoderNetwork, JoinedStudent, TextNetwork, text_network
 from isthmus.distill.text.vocabulary import StudentTokenizer, TextTokenizer
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import ConfigurationError, Problem, one_of
 from isthmus.features.types import String
 from isthmus.package.inputs import Feeds
+from isthmus.transforms.preparation.fit import LEARNED
 
 TOKENIZER, CHECKS = "tokenizer.json", "tokens.json"
 EDGES = (
@@ -61,7 +64,11 @@ class TextBase(Task):
     padded = ("P",)
 
     @abstractmethod
-    def network(self, student: nn.Module) -> nn.Module: ...
+    def _whole(self, student: nn.Module) -> nn.Module:
+        """Return a network from a student's inputs to the graph's output."""
+
+    def network(self, student: nn.Module) -> nn.Module | None:
+        return self._whole(student)
 
     def _read_texts(self) -> None:
         declared, train = self.declared, self.material.parts.train
@@ -121,7 +128,7 @@ class TextBase(Task):
         return f"student={self.declared.student!r}"
 
     def _inputs(self, rows: Tensor) -> tuple[Tensor, ...]:
-        fed = [self.feeds(rows.numpy(), name) for name in self.columns]
+        fed = [self._read(rows.numpy(), name) for name in self.columns]
         return tuple(torch.from_numpy(array) for feeds in fed for array in feeds.values())
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -129,26 +136,35 @@ class TextBase(Task):
         return {**super().measures(quality), "texts_cut": float((lengths > self.declared.tokens).mean())}
 
     def sliced(self, rows: Index) -> pa.Table:
-        """Return the number of tokens of each text, for slices."""
-        return pa.table({f"tokens of {name}": lengths[rows] for name, lengths in self._lengths.items()})
+        """Return the number of tokens of each text and the further inputs, for slices."""
+        further, tokens = super().sliced(rows).drop_columns([*self.columns]), self._lengths.items()
+        slices = {f"tokens of {name}": lengths[rows] for name, lengths in tokens}
+        return pa.table({**slices, **dict(zip(further.column_names, further.columns, strict=True))})
 
     def model(self, student: nn.Module) -> ModelProto:
+        return self._exported(self._whole(student), self.output)
+
+    def _exported(self, network: nn.Module, output: str) -> ModelProto:
         names = {"input_ids": ("N", "P"), "attention_mask": ("N", "P")}
         example = {name: np.ones((2, min(8, self.declared.tokens)), np.int64) for name in names}
-        return export_network(self.network(student), example, names, [self.output], self.max_sizes)
+        return export_network(network, example, names, [output], self.max_sizes)
 
     def feeds(self, rows: Index, column: str | None = None) -> Feeds:
-        name = column or self.columns[0]
-        return _fed(self._tokens[name][rows], self._lengths[name][rows])
+        return self._read(rows, column or self.columns[0])
+
+    def _read(self, rows: Index, column: str) -> Feeds:
+        return _fed(self._tokens[column][rows], self._lengths[column][rows])
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
-        return {self.output: self.network(student)(*map(torch.from_numpy, feeds.values())).numpy()}
+        return {self.output: self._whole(student)(*map(torch.from_numpy, feeds.values())).numpy()}
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
         """Return unusual texts, one per case and without padding, as on a device."""
+        return [Case(feeds, self.expected(student, feeds)) for feeds in self._edges()]
+
+    def _edges(self) -> list[Feeds]:
         tokens, lengths = self.vocabulary.read(EDGES)
-        fed = [_fed(tokens[row : row + 1], lengths[row : row + 1]) for row in range(len(EDGES))]
-        return [Case(feeds, self.expected(student, feeds)) for feeds in fed]
+        return [_fed(tokens[row : row + 1], lengths[row : row + 1]) for row in range(len(EDGES))]
 
     def shipped(self, teacher: OutputCache) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
         rows = self.material.parts.test[: self.golden]
@@ -175,7 +191,7 @@ class TextBase(Task):
 
 
 class TextTask(TextBase, LabelTask):
-    """Predicts a label from a text."""
+    """Predicts a label from a text, and from further inputs if the student's service has any."""
 
     about: Mapping[str, str] = {"teacher": "the declared teacher", "reference": "TF-IDF and a linear model"}
     at_once = 256
@@ -192,6 +208,8 @@ class TextTask(TextBase, LabelTask):
         self._read_texts()
         self.output = self._answer.name
         self.pipeline = None if isinstance(declared.predicts, Number) else "text-classification"
+        self._beside = [item for item in material.student_inputs if item.name not in self.columns]
+        self._further = FurtherInputs(material, self._beside) if self._beside else None
 
     def teacher(self) -> UserTeacher:
         return self._user_teacher(teachers(self.declared.teacher))
@@ -199,38 +217,85 @@ class TextTask(TextBase, LabelTask):
     def references(self) -> Mapping[str, UserTeacher]:
         function = "regression" if isinstance(self.declared.label, Number) else "classifier"
         linear = TeacherFunction(f"isthmus.distill.text.baseline:{function}")
-        return {"reference": self._user_teacher([(linear, 1.0)])}
+        text = [item for item in self.material.student_inputs if item.name in self.columns]
+        read = self.material.student_table, [*text, *self._beside]
+        return {"reference": self._user_teacher([(linear, 1.0)], read)}
+
+    def leaks(self) -> list[str]:
+        return self._leaks((self.material.student_table, self._beside))
 
     def student(self) -> nn.Module:
         answer = self._kind.answer()
-        return self._started(LabelStudent(self._network(answer.width), answer))
+        network = self._network(answer.width)
+        if self._further is None:
+            return self._started(LabelStudent(network, answer))
+        return self._started(JoinedStudent(network, self._further.prepare, self.declared.dropout, answer))
 
     def batch(self, rows: Tensor) -> Batch:
-        return Batch(self._inputs(rows), self._kind.targets[rows])
+        further = () if self._further is None else (part.index_select(0, rows) for part in self._further.prepared)
+        return Batch((*self._inputs(rows), *further), self._kind.targets[rows])
 
-    def network(self, student: nn.Module) -> nn.Module:
-        assert isinstance(student, LabelStudent)  # noqa: S101 - created by `student`
+    def model(self, student: nn.Module) -> ModelProto:
+        if self._further is None:
+            return super().model(student)
+        assert isinstance(student, JoinedStudent)  # noqa: S101 - created by `student`
+        return graph(student, self._further.request, self._exported(student.network, "last"))
+
+    def network(self, student: nn.Module) -> nn.Module | None:
+        """Return the whole network, or None with further inputs: their preparation exists only as ONNX operators."""
+        return self._whole(student) if self._further is None else None
+
+    def _whole(self, student: nn.Module) -> nn.Module:
+        assert isinstance(student, LabelStudent | JoinedStudent)  # noqa: S101 - created by `student`
         return TextNetwork(student).eval()
 
-    def content(self, *labels: Array) -> str:
-        return super().content(self._kind.targets.numpy(), *labels)
+    def feeds(self, rows: Index, column: str | None = None) -> Feeds:
+        return {**super().feeds(rows, column), **({} if self._further is None else self._further.feeds(rows))}
+
+    def case(self, student: nn.Module, rows: Index) -> Case:
+        inputs = self.batch(torch.from_numpy(rows)).inputs
+        return Case(self.feeds(rows), {self.output: self._whole(student)(*inputs).numpy()})
+
+    def edges(self, student: nn.Module) -> Sequence[Case]:
+        """Return unusual texts, each with extreme values of the further inputs."""
+        if self._further is None:
+            return super().edges(student)
+        cases, whole, texts = list[Case](), self._whole(student), self._edges()
+        for text, (further, prepared) in zip(
+            texts, self._further.extremes(self.material.parts.train[:1], len(texts)), strict=True
+        ):
+            answer = whole(*map(torch.from_numpy, text.values()), *prepared).numpy()
+            cases.append(Case({**text, **further}, {self.output: answer}))
+        return cases
+
+    def shipped(self, teacher: OutputCache) -> Mapping[str, tuple[bytes, str]]:
+        return {**super().shipped(teacher), **({} if self._further is None else self._further.shipped())}
+
+    def content(self, *arrays: Array) -> str:
+        further = () if self._further is None else (tensor.numpy() for tensor in self._further.prepared)
+        return super().content(self._kind.targets.numpy(), *further, *arrays)
+
+    def files(self, identity: str) -> dict[str, bytes]:
+        learned = {} if self._further is None else {LEARNED: self._further.learned}
+        return {**super().files(identity), **learned}
 
 
 def text_columns(material: Material, declared: Text) -> tuple[str, ...]:
-    """Return the inputs that hold the texts; raise a ConfigurationError unless they are the student's only inputs."""
+    """Return the inputs that hold the texts; raise a ConfigurationError if there are others for an `Embedding`."""
     names = [item.name for item in material.student_inputs]
     texts = [item.name for item in material.student_inputs if item.dtype == String]
     where = f"{material.declaration.where}: column"
     if declared.column is None and len(texts) != 1:
         found = f"the student's service has {len(texts)} Strings"
-        raise ConfigurationError(where, [Problem("column", found, 'column="..." of ' + one_of(names))])
+        raise ConfigurationError(where, [Problem("column", found, 'column="...", ' + one_of(texts or names))])
     columns = (declared.column,) if isinstance(declared.column, str) else tuple(declared.column or texts)
     absent = [name for name in columns if name not in texts]
     problems = [Problem("column", f"{name!r} is not a String of the student's service", one_of(texts))
                 for name in absent]  # fmt: skip
-    if not problems and (others := [name for name in names if name not in columns]):
+    others = [name for name in names if name not in columns]
+    if not problems and others and isinstance(declared.predicts, Embedding):
         found, only = f"the student's service also has {', '.join(others)}", " and ".join(columns)
-        problems = [Problem("inputs", found, f"{only} alone: a Text reads nothing else")]
+        problems = [Problem("inputs", found, f"{only} alone: an Embedding has no further inputs")]
     if problems:
         raise ConfigurationError(where, problems)
     return columns
