@@ -7,6 +7,9 @@ from isthmus.distill.labels import Label
 from isthmus.distill.language.teachers import abstains
 from isthmus.features.errors import Problem, one_of
 
+STATE = "state"
+"""Key of the pooled last states of a text's teacher and student, see `Text.has_states`."""
+
 
 @runtime_checkable
 class DeclaredTerm(Protocol):
@@ -41,20 +44,24 @@ def objective_problems(declared: Any, where: str) -> list[Problem]:
     if not isinstance(terms, Sequence) or not terms or not all(isinstance(term, DeclaredTerm) for term in terms):
         return [Problem(place, repr(terms), "a list of Term, from isthmus.losses")]
     student, teacher = f"student.{declared.label.key}", f"teacher.{declared.label.key}"
-    known = (student, teacher, *(["teacher.answered"] if gaps else []), "labels")
+    states = [f"student.{STATE}", f"teacher.{STATE}"] if getattr(declared, "has_states", False) else []
+    known = (student, teacher, *states, *(["teacher.answered"] if gaps else []), "labels")
+    learns = [term for term in terms if student in term.arguments.values()]
     weighs = declared.weight is not None or declared.class_weight is not None
     checks = []
     for name, term in named_terms(terms).items():
         sources = term.arguments
         checks += [
             *((name, f"{key}={source!r}", source in known, one_of(known)) for key, source in sources.items()),
-            (name, "no argument from the student", student in sources.values(), f'an argument of "{student}"'),
+            (name, "no argument from the student", any(source.startswith("student.") for source in sources.values()),
+             f'an argument of "{student}"'),
             (name, "a loss with parameters", not [*term.parameters()], "none, or a task of your own"),
             (name, "a loss without weights", not weighs or term.takes("weights"),
              "the argument weights, floats (rows,), since weight or class_weight is set"),
         ]  # fmt: skip
     if gaps and all(term.asks_teacher for term in terms):
         checks.append(("teacher", 'missing="labels"', False, "a term without the teacher, for rows without an answer"))
+    checks.append(("terms", f"none with {student}", bool(learns), f"a term with {student}"))
     for name in ("soft_weight", "temperature"):
         holds = getattr(declared, name) == getattr(type(declared), name)
         checks.append((name, "has no effect beside terms", holds, "none: set weights and options of the terms"))

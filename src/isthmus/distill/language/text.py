@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from isthmus.distill.labels import Calibration, Classes, Label, Rank, attributes, can_balance
-from isthmus.distill.language.objective import DeclaredTerm, objective_problems
+from isthmus.distill.language.objective import STATE, DeclaredTerm, objective_problems
 from isthmus.distill.language.teachers import (
     FUNCTION,
     DeclaredTeacher,
@@ -70,6 +70,8 @@ class Encoder:
 @dataclass(frozen=True, kw_only=True)
 class PrunedEncoder:
     """A student that is cut from its teacher, a `Pretrained` with the architecture of BERT, and reads its tokenizer.
+
+    With a label, no other teacher and no weights of rows, it also learns the mean of the teacher's last states.
 
     Attributes:
         layers: numbers of the teacher's layers to keep, from 0.
@@ -182,6 +184,18 @@ class Text:
     def pretrained(self) -> Sequence[Pretrained]:
         """The teachers that are a model of the transformers library."""
         return [teacher for teacher, _ in teachers(self.teacher) if isinstance(teacher, Pretrained)]
+
+    @property
+    def has_states(self) -> bool:
+        """True if teacher and student have states of the same width: the student is cut from its only teacher."""
+        return isinstance(self.student, PrunedEncoder) and len(teachers(self.teacher)) == 1
+
+    @property
+    def compares_states(self) -> bool:
+        if self.objective is None:  # the usual loss of states has no weights of rows
+            return self.has_states and self.weight is None and self.class_weight is None
+        sources = {source for term in self.objective for source in term.arguments.values()}
+        return bool(sources & {f"student.{STATE}", f"teacher.{STATE}"})
 
     @property
     def functions(self) -> tuple[str, ...]:

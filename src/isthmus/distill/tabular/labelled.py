@@ -47,6 +47,8 @@ class LabelTask(Task):
     declared: Predictor
     texts: Collection[str] = ()
     """Features that a user's function gets as texts, not as categories."""
+    states = False
+    """True if the teacher also returns its pooled last states."""
     images: Callable[[Index], Array] | None = None
     """Returns the images of rows for teachers; None if they get features."""
     pooling: Literal["mean", "first"] | None = None
@@ -91,7 +93,7 @@ class LabelTask(Task):
             table, inputs, self.labeled(material.parts.train), self._kind.fitted_labels(),
             self.classes, self._recipe(), material.declaration.spine, material.root, material.profile.threads,
             numeric=self._kind.key != "logits", texts=self.texts, images=self.images,
-            pooling=self.pooling,
+            states=self.states and read is None, pooling=self.pooling,
         )  # fmt: skip
         return UserTeacher(
             sources(declared, rows), self._kind.key, rows, convert=self._kind.teacher_scores,

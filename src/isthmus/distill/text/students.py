@@ -1,17 +1,19 @@
 """Students that read the tokens of a text: a bag of embeddings, a small transformer encoder, or the user's module."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, normalize, scaled_dot_product_attention
 
 from isthmus.distill.causal.models import call_function
+from isthmus.distill.language.objective import STATE
 from isthmus.distill.language.text import Bag, Encoder, Text
 from isthmus.distill.tabular.answers import LabelStudent, StudentOutput
 from isthmus.distill.tabular.preparation import Prepare
 from isthmus.distill.tabular.student import Student
 from isthmus.distill.teachers.pretrained import pooled
+from isthmus.distill.teachers.taps import tapped
 from isthmus.features.errors import ConfigurationError, Problem
 
 HIDDEN = 32
@@ -30,6 +32,26 @@ class JoinedStudent(Student):
         input_ids, attention_mask, *prepared = inputs
         last: Tensor = self.network(input_ids, attention_mask) + super().last(*prepared)
         return last
+
+
+class Stateful(nn.Module):
+    """Makes a student also return the pooled last state of its `EncoderNetwork` in training, beside scores at `key`."""
+
+    network: nn.Module
+    key: str
+
+    def forward(self, *inputs: Tensor) -> Any:
+        with tapped(self.network, [STATE]) as seen:
+            outputs = super().forward(*inputs)
+        return {self.key: outputs, STATE: seen[STATE]} if self.training else outputs
+
+
+class StatefulStudent(Stateful, LabelStudent):
+    pass
+
+
+class StatefulJoinedStudent(Stateful, JoinedStudent):
+    pass
 
 
 class TextNetwork(nn.Module):
@@ -159,7 +181,7 @@ class EncoderNetwork(nn.Module):
         self.widened = nn.Identity() if declared.rank is None else nn.Linear(rank, width, bias=False)
         self.layers = nn.ModuleList(EncoderLayer(declared, dropout, bert) for _ in range(declared.layers))
         self.norm = nn.LayerNorm(width, bert.epsilon if bert else 1e-5)
-        self.dropout, self.last = nn.Dropout(dropout), nn.Linear(width, outputs)
+        self.state, self.dropout, self.last = nn.Identity(), nn.Dropout(dropout), nn.Linear(width, outputs)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         places = input_ids if self.places is None else self.places[input_ids]
@@ -170,7 +192,7 @@ class EncoderNetwork(nn.Module):
             states = layer(states, mask)
         states = states if self.bert else self.norm(states)
         vector = pooled(states, attention_mask, first=self.bert is not None and self.bert.first)
-        last: Tensor = self.last(self.dropout(vector))
+        last: Tensor = self.last(self.dropout(self.state(vector)))
         return last
 
 

@@ -17,8 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from isthmus.distill.labels import Number
+from isthmus.distill.language.objective import STATE
 from isthmus.distill.language.teachers import TeacherFunction, teachers
 from isthmus.distill.language.text import MEASURED, Embedding, PrunedEncoder, Text
+from isthmus.distill.losses.objective import Objective, Term
+from isthmus.distill.losses.regression import squared_errors
 from isthmus.distill.onnx.exporter import export_network
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.outputs.form import OutputFormat
@@ -30,7 +33,15 @@ from isthmus.distill.tabular.users.teacher import UserTeacher
 from isthmus.distill.tasks.task import Batch, Case, Material, Task
 from isthmus.distill.text.further import FurtherInputs
 from isthmus.distill.text.pruning import prune
-from isthmus.distill.text.students import EncoderNetwork, JoinedStudent, TextNetwork, text_network
+from isthmus.distill.text.students import (
+    EncoderNetwork,
+    JoinedStudent,
+    Stateful,
+    StatefulJoinedStudent,
+    StatefulStudent,
+    TextNetwork,
+    text_network,
+)
 from isthmus.distill.text.vocabulary import StudentTokenizer, TextTokenizer
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import ConfigurationError, Problem, one_of
@@ -204,6 +215,7 @@ class TextTask(TextBase, LabelTask):
         declared = material.declaration.task
         assert isinstance(declared, Text)  # noqa: S101 - only a Text selects this task
         self.columns = self.texts = text_columns(material, declared)
+        self.states = declared.compares_states
         super().__init__(material, declared)
         self._read_texts()
         self.output = self._answer.name
@@ -227,9 +239,24 @@ class TextTask(TextBase, LabelTask):
     def student(self) -> nn.Module:
         answer = self._kind.answer()
         network = self._network(answer.width)
+        student: nn.Module
         if self._further is None:
-            return self._started(LabelStudent(network, answer))
-        return self._started(JoinedStudent(network, self._further.prepare, self.declared.dropout, answer))
+            student = (StatefulStudent if self.states else LabelStudent)(network, answer)
+        else:
+            kind = StatefulJoinedStudent if self.states else JoinedStudent
+            student = kind(network, self._further.prepare, self.declared.dropout, answer)
+        if isinstance(student, Stateful):
+            student.key = self._kind.key
+        return self._started(student)
+
+    def objective(self) -> Objective:
+        usual = super().objective()
+        if not self.states or self.declared.objective is not None:
+            return usual
+        sources = {"student": f"student.{STATE}", "wanted": f"teacher.{STATE}"}
+        return Objective(
+            {**usual.terms, "states": Term(squared_errors, self.declared.soft_weight, **sources)}, usual.control
+        )
 
     def batch(self, rows: Tensor) -> Batch:
         further = () if self._further is None else (part.index_select(0, rows) for part in self._further.prepared)

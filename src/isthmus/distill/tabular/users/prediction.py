@@ -19,11 +19,13 @@ class Prediction(NamedTuple):
         form: meaning of the numbers.
         numbers: float64 (n,) or (n, classes); NaN in rows without an answer.
         classes: class names in the order of the columns; None if unknown.
+        states: pooled last states, float64 (n, width), see `TeacherRows.states`.
     """
 
     form: Form
     numbers: Array
     classes: Sequence[str] | None = None
+    states: Array | None = None
 
 
 Convert = Callable[[Prediction, str], Array]
@@ -52,7 +54,7 @@ def binary_scores(prediction: Prediction, where: str) -> Array:
     Raise a ConfigurationError for another number of columns or other classes than 0 and 1, and a DataError for numbers
     that are not probabilities.
     """
-    form, numbers, classes = prediction
+    form, numbers, classes, _ = prediction
     if form == "values":
         raise ConfigurationError(where, [Problem("output", "values", "probabilities or logits, for a Binary label")])
     if classes is not None and sorted(classes) not in (["0", "1"], ["False", "True"], ["0.0", "1.0"]):
@@ -104,7 +106,7 @@ def several_scores(prediction: Prediction, where: str, classes: Sequence[str]) -
 
 
 def _ordered(prediction: Prediction, where: str, classes: Sequence[str]) -> Array:
-    form, numbers, names = prediction
+    form, numbers, names, _ = prediction
     if form == "values" or numbers.ndim != 2:
         found = "values" if form == "values" else f"shape {numbers.shape}"
         expected = f"probabilities or logits of {len(classes)} classes for each row"
@@ -121,7 +123,7 @@ def _ordered(prediction: Prediction, where: str, classes: Sequence[str]) -> Arra
 
 def number_scores(prediction: Prediction, where: str) -> Array:
     """Return values, float64 (n,); raise a ConfigurationError unless the prediction has one value per row."""
-    form, numbers, _ = prediction
+    form, numbers, *_ = prediction
     if numbers.ndim == 2 and numbers.shape[1] == 1:
         numbers = numbers[:, 0]
     if form != "values" or numbers.ndim != 1:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from isthmus.features.files import installed_path
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedTokenizerBase
 
+LOGITS, EMBEDDING = "logits", "embedding"
 _UNNAMED = re.compile(r"LABEL_\d+")
 """Names that transformers gives to classes without a name."""
 _SEVERAL = "multi_label_classification"
@@ -34,8 +36,8 @@ _AT_ONCE = 32
 class PretrainedModel:
     """A declared model of transformers and its tokenizer or image processor, each loaded when it is first used."""
 
-    def __init__(self, declared: Pretrained, root: Path) -> None:
-        self.declared, self._root, self.where = declared, root, f"teacher {declared.source}"
+    def __init__(self, declared: Pretrained, root: Path, keys: Sequence[str] = (LOGITS,)) -> None:
+        self.declared, self._root, self._keys, self.where = declared, root, keys, f"teacher {declared.source}"
 
     @cached_property
     def folder(self) -> Path:
@@ -45,7 +47,7 @@ class PretrainedModel:
 
     @cached_property
     def teacher(self) -> PretrainedTeacher:
-        return pretrained(self.folder, ["logits"], labels=self.declared.classes)
+        return pretrained(self.folder, self._keys, labels=self.declared.classes)
 
     @cached_property
     def processor(self) -> "BaseImageProcessor":
@@ -138,7 +140,8 @@ class PretrainedSource(PredictionSource):
 
     def __init__(self, declared: Pretrained, rows: TeacherRows) -> None:
         super().__init__(declared.source, declared.missing, rows)
-        self._declared, self._loaded = declared, PretrainedModel(declared, rows.root)
+        keys = (LOGITS, EMBEDDING) if rows.states else (LOGITS,)
+        self._declared, self._loaded = declared, PretrainedModel(declared, rows.root, keys)
         self._column = IMAGE if rows.images is not None else self._text(declared, rows)
 
     def _text(self, declared: Pretrained, rows: TeacherRows) -> str:
@@ -161,17 +164,18 @@ class PretrainedSource(PredictionSource):
         values = rows[self._column]
         with threads(self._rows.threads):
             if self._rows.images is None:
-                numbers = self._of_texts(np.where(values.valid, values.data, "").tolist())
+                outputs = self._of_texts(np.where(values.valid, values.data, "").tolist())
             else:
-                numbers = self._of_images(values.data)
+                outputs = {LOGITS: self._of_images(values.data)}
+        numbers, states = outputs[LOGITS], outputs.get(EMBEDDING)
         if self._rows.numeric:
-            return Prediction("values", numbers)
+            return Prediction("values", numbers, states=states)
         if self._rows.several and (kind := self._loaded.teacher.module.config.problem_type) not in (None, _SEVERAL):
             found, expected = f"{kind!r}, whose probabilities depend on each other", f"{_SEVERAL!r}, or Classes()"
             raise ConfigurationError(self.where, [Problem("problem_type", found, expected)])
         names = self._loaded.teacher.labels
         named = names is not None and not all(_UNNAMED.fullmatch(name) for name in names)
-        return Prediction("logits", numbers, [*names] if names is not None and named else None)
+        return Prediction("logits", numbers, [*names] if names is not None and named else None, states)
 
     @cached_property
     def _teacher(self) -> NetworkTeacher:
@@ -198,19 +202,18 @@ class PretrainedSource(PredictionSource):
         outputs: Array = torch.cat(parts).numpy().astype(np.float64)
         return outputs
 
-    def _of_texts(self, texts: list[str]) -> Array:
+    def _of_texts(self, texts: list[str]) -> dict[str, Array]:
         tokenizer, most = self._loaded.tokenizer, self._loaded.tokens
         # Texts of about the same length have little padding.
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-        parts: list[Tensor] = []
+        parts: list[dict[str, Tensor]] = []
         for begin in range(0, len(order), _AT_ONCE):
             part = [texts[row] for row in order[begin : begin + _AT_ONCE]]
             read = tokenizer(part, padding=True, truncation=True, max_length=most, return_tensors="pt")
-            parts.append(self._loaded.teacher.ask(dict(read))["logits"].float().cpu())
-        logits = torch.cat(parts)
-        result = np.empty(tuple(logits.shape), np.float64)
-        result[order] = logits.numpy()
-        return result
+            parts.append(self._loaded.teacher.ask(dict(read)))
+        places = np.argsort(order)
+        return {key: torch.cat([part[key].float().cpu() for part in parts]).numpy().astype(np.float64)[places]
+                for key in parts[0]}  # fmt: skip
 
     def size(self) -> tuple[int, int] | None:
         return self._loaded.teacher.size()

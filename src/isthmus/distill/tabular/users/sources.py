@@ -37,6 +37,7 @@ class TeacherRows(NamedTuple):
         threads: threads that a model may use.
         numeric: True for a Number, a Rank, a Picture or an Embedding: a model gives values, not probabilities.
         texts: names of features that are texts; other Strings are categories.
+        states: True if a `Pretrained` also returns its pooled last states.
         images: returns images, float32 (rows, 3, side, side), that models get in place of features; None for features.
         pooling: pooling of the last states of a Pretrained, for an Embedding; else None.
     """
@@ -52,6 +53,7 @@ class TeacherRows(NamedTuple):
     threads: int
     numeric: bool
     texts: Collection[str] = ()
+    states: bool = False
     images: Callable[[Index], Array] | None = None
     pooling: Literal["mean", "first"] | None = None
 

@@ -38,7 +38,7 @@ class StoredSource(PredictionSource):
                         remedy="declare a TeacherFunction or an Onnx to explain other rows")  # fmt: skip
 
     def predict_rows(self, rows: Index) -> Prediction:
-        form, numbers, classes = self._stored
+        form, numbers, classes, _ = self._stored
         places = self._places[rows]
         chosen = numbers[places]
         chosen[places < 0] = np.nan

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.distill.language.objective import STATE
 from isthmus.distill.language.teachers import DeclaredTeacher, Onnx, Pretrained, TeacherFunction
 from isthmus.distill.tabular.users.function import FunctionSource
 from isthmus.distill.tabular.users.onnx import OnnxSource
@@ -32,7 +33,7 @@ class UserTeacher(Teacher):
         self, sources: Sequence[tuple[PredictionSource, float]], key: str, rows: TeacherRows, *, convert: Convert,
         abstains: bool, lenient: bool = False,
     ) -> None:  # fmt: skip
-        keys = (key, ANSWERED) if abstains else (key,)
+        keys = (key, *([STATE] if rows.states else []), *([ANSWERED] if abstains else []))
         super().__init__(" + ".join(source.name for source, _ in sources), keys, labels=rows.classes)
         self._sources, self._key, self._rows, self._convert = sources, key, rows, convert
         self._readers: list[ReadOutputs | None] = [None for _ in sources]
@@ -80,22 +81,26 @@ class UserTeacher(Teacher):
 
     def _answer(self, batch: Index) -> Mapping[str, Any]:
         pairs = zip(self._sources, self._readers, strict=True)
-        parts = [self._read(source, reader, batch) for (source, _), reader in pairs]
+        read = [self._read(source, reader, batch) for (source, _), reader in pairs]
+        parts = [scores for scores, _ in read]
         for part, (source, _) in zip(parts, self._sources, strict=True):
             if source.refuses and not self._lenient:
                 self._require_answers(source, _lacks(part), batch)
         scores = self._mean(parts)
         lacks = _lacks(scores)
         outputs = {self._key: np.where(lacks.reshape(-1, *(1,) * (scores.ndim - 1)), 0.0, scores)}
-        return {**outputs, ANSWERED: ~lacks} if ANSWERED in self.keys else outputs
+        outputs |= {ANSWERED: ~lacks} if ANSWERED in self.keys else {}
+        # States of several sources cannot be averaged.
+        return {**outputs, STATE: read[0][1]} if STATE in self.keys else outputs
 
-    def _read(self, source: PredictionSource, reader: ReadOutputs | None, batch: Index) -> Array:
+    def _read(self, source: PredictionSource, reader: ReadOutputs | None, batch: Index) -> tuple[Array, Array | None]:
         if reader is None:
-            return self._convert(source.predict_rows(batch), source.where)
+            prediction = source.predict_rows(batch)
+            return self._convert(prediction, source.where), prediction.states
         outputs = reader(batch)
         scores: Array = outputs[self._key].astype(np.float64)
         scores[outputs[ANSWERED] == 0] = np.nan
-        return scores
+        return scores, outputs.get(STATE)
 
     def _require_answers(self, source: PredictionSource, lacks: Array, batch: Index) -> None:
         if lacks.any():
