@@ -38,7 +38,7 @@ ONNX_RUNTIME, EXECUTORCH, LITERT, COREML = RUNTIMES = ("onnxruntime", "executorc
 EXPORTING = frozenset({
     "tolerance", "tolerances", "rounding", "quantized", "golden", "compared", "max_sizes", "padded", "graph_rows",
     "graph_batches", "network", "writer", "figures", "core", "core_feeds", "expected", "case", "edges", "cases",
-    "replies", "shipped",
+    "replies", "row_inputs", "shipped",
 })  # fmt: skip
 """Members of a `Task` that affect only the package."""
 

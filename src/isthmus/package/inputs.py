@@ -10,6 +10,7 @@ from isthmus.features.errors import DataError
 from isthmus.features.request.layout import VALID, Layout, input_name
 from isthmus.features.types import VECTOR, DataType, String, element_names, is_readable
 from isthmus.features.values.columns import Values, first_wrong_size
+from isthmus.package.texts import TextTokenizer
 
 Feeds = dict[str, np.ndarray[Any, Any]]
 Truth = Literal["uint8", "bool"]
@@ -17,12 +18,14 @@ Truth = Literal["uint8", "bool"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """A raw input of a model. Unless `row` is True, a String is a category and any other type numbers.
+    """A raw input of a model. Unless `row` or `text` is True, a String is a category and any other type numbers.
 
     Attributes:
         row: True if a request transform in the graph reads the value, unchanged and in its own type.
         truth: element type of booleans and masks in the tensors of such inputs; "bool" in earlier packages.
         size: number of elements of an array; None for a single value.
+        text: True for a String that the model reads as tokens.
+        tokenizer: tokenizer of such an input, which `feeds` needs.
     """
 
     name: str
@@ -30,10 +33,12 @@ class ModelInput:
     row: bool = False
     truth: Truth = "uint8"
     size: int | None = None
+    text: bool = False
+    tokenizer: TextTokenizer | None = None
 
     @property
     def is_category(self) -> bool:
-        return self.dtype == String and not self.row
+        return self.dtype == String and not self.row and not self.text
 
     @property
     def is_number(self) -> bool:
@@ -51,6 +56,7 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
     "numeric" is float32 of shape (n, number of numeric inputs), with NaN for null and microseconds since 1970 UTC for a
     UnixTimestamp; an array has a column per element. "categories" is an object array of str, of shape (n, number of
     String inputs), with "" for null.
+    "input_ids" and "attention_mask" have the tokens of a text, and no tokens but those of an empty text for null.
     Inputs of request transforms are in other tensors, one per type, with a row per input (see `request.layout`). A
     tensor without inputs is omitted. Raises DataError if a column is missing, or if models cannot read an input's type.
     """
@@ -82,6 +88,10 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
             texts[:, position] = values.data
             texts[~values.valid, position] = ""
         tensors["categories"] = texts
+    for item in inputs:
+        if item.tokenizer is not None:
+            values = columns[item.name]
+            tensors |= item.tokenizer.feeds(np.where(values.valid, values.data, "").tolist())
     rows = {item.name: item.dtype for item in inputs if item.row}
     if rows:
         tensors |= Layout.of(rows).feeds(columns)

@@ -165,7 +165,7 @@ def _contract(package: Package) -> tuple[Contract, str]:
 
 def _golden(package: Package) -> tuple[Golden, str]:
     golden, manifest = read_golden(package), package.manifest
-    rows = replay.check_input_tensors(f"package {manifest.name}: {GOLDEN}", golden, manifest)
+    rows = replay.check_input_tensors(f"package {manifest.name}: {GOLDEN}", golden, package.model_inputs)
     source = f"{rows} rows reproduce their tensors bit for bit" if manifest.inputs else "of tensors"
     count = len(golden.cases)
     return golden, f"{count} case{'' if count == 1 else 's'}, {source}"

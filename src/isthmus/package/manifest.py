@@ -4,7 +4,8 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from isthmus.package.checksums import (
 )
 from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation
 from isthmus.package.inputs import ModelInput, Truth
+from isthmus.package.texts import INPUT_IDS, TOKENIZER, TextTokenizer
 
 FORMAT_VERSION = 2
 ROUNDING = 1e-5
@@ -64,7 +66,7 @@ class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A column that a graph of rows reads: `position` is its column in the tensor "numeric" or "categories".
 
-    An array fills `size` columns of "numeric" from `position`.
+    A text is in "input_ids" as tokens. An array fills `size` columns of "numeric" from `position`.
 
     For an input of a request transform, `position` is its row in a tensor of `request.layout`. Such inputs have the
     order of their rows in "given_valid".
@@ -81,7 +83,8 @@ def tensor_positions(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
     positions: defaultdict[str, int] = defaultdict(int)
     result = []
     for item in inputs:
-        tensor = input_name(item.dtype.tensor) if item.row else "categories" if item.is_category else "numeric"
+        kind = INPUT_IDS if item.text else "categories" if item.is_category else "numeric"
+        tensor = input_name(item.dtype.tensor) if item.row else kind
         result.append(Input(item.name, item.dtype.name, tensor, positions[tensor], item.size))
         positions[tensor] += item.size or 1
     return tuple(result)
@@ -189,9 +192,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         bools = any(tensor.name == input_name(VALID) and tensor.element == "bool" for tensor in self.tensors)
         truth: Truth = "bool" if bools else "uint8"
         return tuple(
-            ModelInput(item.name, TYPES[item.dtype], item.tensor.startswith(input_name("")), truth, item.size)
+            ModelInput(
+                item.name,
+                TYPES[item.dtype],
+                item.tensor.startswith(input_name("")),
+                truth,
+                item.size,
+                text=item.tensor == INPUT_IDS,
+            )
             for item in self.inputs
         )
+
+    @property
+    def reads_text(self) -> bool:
+        return any(item.text for item in self.model_inputs)
 
     def fed(self, variant: Variant) -> tuple[TensorInfo, ...]:
         return self.core if variant.core else self.tensors
@@ -209,6 +223,16 @@ class Package:
 
     files: PackageFiles
     manifest: Manifest
+
+    @cached_property
+    def model_inputs(self) -> tuple[ModelInput, ...]:
+        """The inputs of a model of rows, with the tokenizer of its text; () for other models."""
+        return tuple(
+            replace(item, tokenizer=TextTokenizer.load(self.files.read(TOKENIZER), f"package {self.manifest.name}"))
+            if item.text
+            else item
+            for item in self.manifest.model_inputs
+        )
 
 
 def open_package(path: Path) -> Package:
@@ -290,6 +314,8 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         if not is_readable(TYPES.get(item.dtype), item.size) or (item.size and item.tensor != "numeric"):
             sized = "" if item.size is None else f" and size {item.size}, in {item.tensor}"
             yield f"input {item.name} has type {item.dtype}{sized}", "|".join(map(str, (*INPUTS, VECTOR)))
+        if item.tensor == INPUT_IDS and (item.position or TOKENIZER not in manifest.files):
+            yield f"input {item.name} is a text", f"the only one, and a {TOKENIZER}"
     for item, place in zip(manifest.inputs, tensor_positions(manifest.model_inputs), strict=True):
         if item != place:
             yield f"input {item.name} is {item.tensor}[{item.position}]", f"{place.tensor}[{place.position}]"

@@ -13,7 +13,7 @@ from isthmus.features.errors import DataError, PackageError
 from isthmus.package.featurizer.form import HEAD
 from isthmus.package.featurizer.interpreter import Head
 from isthmus.package.golden import Golden, TensorBytes
-from isthmus.package.inputs import Feeds, feeds
+from isthmus.package.inputs import Feeds, ModelInput, feeds
 from isthmus.package.manifest import ROUNDING, Manifest, Package, TensorInfo, Variant
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ def rejection_error(manifest: Manifest, variant: Variant, runtime: str, error: o
     return PackageError(_where(manifest, variant), f"{runtime} refuses it ({error})", remedy="export the model again")
 
 
-def check_input_tensors(where: str, golden: Golden, manifest: Manifest) -> int:
-    inputs, rows = manifest.model_inputs, 0
+def check_input_tensors(where: str, golden: Golden, inputs: Sequence[ModelInput]) -> int:
+    rows = 0
     for number, case in enumerate(golden.cases if inputs else ()):
         try:
             tensors = feeds(inputs, golden.columns(case, inputs))

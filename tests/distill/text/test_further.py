@@ -1,6 +1,5 @@
 """Stored and request features beside a text."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,9 +103,9 @@ def test_a_student_of_text_and_features_is_trained_and_packaged(of: Material, tm
     assert not any(verdict.differing for verdict in verdicts.values())
     golden = read_golden(package)
     assert {case.feeds["categories"][0, 0] for case in golden.cases} >= {"", "\x7fnever in training"}
-    places = {(item["name"], item["tensor"]): item["position"]
-              for item in json.loads(package.files.read("inputs.json"))}  # fmt: skip
+    places = {(item.name, item.tensor): item.position for item in package.manifest.inputs}
     assert places == {
+        ("body", "input_ids"): 0,
         ("user__taste", "numeric"): 0, ("input_ids", "numeric"): 2, ("urgent", "numeric"): 3,
         ("user__plan", "categories"): 0, ("input_ids", "given_double"): 0,
     }  # fmt: skip

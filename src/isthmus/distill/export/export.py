@@ -347,7 +347,7 @@ class _Files:
         core = self.core if any(file.variant.core for file in self.accepted) else ()
         head = self.head if core else None
         has_rows = bool(self.reference.golden[0].rows)
-        row_inputs = material.request_inputs.graph_inputs(material.student_inputs) if has_rows else ()
+        row_inputs = self.trained.task.row_inputs if has_rows else ()
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             name=declaration.name,

@@ -55,7 +55,7 @@ class Parity:
     def __init__(self, material: Material, package: Package, model_folder: Path, keys: Sequence[str] = ()) -> None:
         manifest, trained = package.manifest, restore(material, model_folder)
         require_student(package, trained.id)
-        self._task, self._student, self._inputs = trained.task, trained.student, manifest.model_inputs
+        self._task, self._student, self._inputs = trained.task, trained.student, package.model_inputs
         self._limits = ParityLimits.of(trained.task, trained.student, trained.task.material.parts.test)
         self._table, self._keys = trained.task.material.student_table, list(keys)
         # A core gets its inputs from the head, as on a device.

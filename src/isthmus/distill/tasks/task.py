@@ -417,6 +417,14 @@ class Task(ABC):
         """
         raise NotImplementedError
 
+    @property
+    def row_inputs(self) -> Sequence[ModelInput]:
+        """Inputs that the values of `Case.rows` belong to, in order, from which `package.inputs.feeds` builds tensors.
+
+        By default these are the inputs of the student and of its request transforms.
+        """
+        return self.material.request_inputs.graph_inputs(self.material.student_inputs)
+
     @abstractmethod
     def feeds(self, rows: Index) -> Feeds:
         """Return the exported graph's inputs for rows of the training set: arrays by name.

@@ -6,7 +6,6 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +29,7 @@ from isthmus.distill.tabular.graph import graph
 from isthmus.distill.tabular.labelled import LabelTask
 from isthmus.distill.tabular.users.pretrained import PretrainedModel
 from isthmus.distill.tabular.users.teacher import UserTeacher
+from isthmus.distill.tasks.samples import Columns, plain
 from isthmus.distill.tasks.task import Batch, Case, Material, Task
 from isthmus.distill.text.further import FurtherInputs
 from isthmus.distill.text.pruning import prune
@@ -42,14 +42,16 @@ from isthmus.distill.text.students import (
     TextNetwork,
     text_network,
 )
-from isthmus.distill.text.vocabulary import StudentTokenizer, TextTokenizer
+from isthmus.distill.text.vocabulary import StudentTokenizer
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import ConfigurationError, Problem, one_of
 from isthmus.features.types import String
-from isthmus.package.inputs import Feeds
+from isthmus.features.values.columns import from_python
+from isthmus.package.inputs import Feeds, ModelInput, feeds
+from isthmus.package.texts import TOKENIZER, TextTokenizer, token_tensors
 from isthmus.transforms.preparation.fit import LEARNED
 
-TOKENIZER, CHECKS = "tokenizer.json", "tokens.json"
+CHECKS = "tokens.json"
 EDGES = (
     "",
     "?",
@@ -164,18 +166,15 @@ class TextBase(Task):
         return self._read(rows, column or self.columns[0])
 
     def _read(self, rows: Index, column: str) -> Feeds:
-        return _fed(self._tokens[column][rows], self._lengths[column][rows])
+        return token_tensors(self._tokens[column][rows], self._lengths[column][rows])
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
         return {self.output: self._whole(student)(*map(torch.from_numpy, feeds.values())).numpy()}
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
         """Return unusual texts, one per case and without padding, as on a device."""
-        return [Case(feeds, self.expected(student, feeds)) for feeds in self._edges()]
-
-    def _edges(self) -> list[Feeds]:
-        tokens, lengths = self.vocabulary.read(EDGES)
-        return [_fed(tokens[row : row + 1], lengths[row : row + 1]) for row in range(len(EDGES))]
+        fed = [self.vocabulary.feeds([text]) for text in EDGES]
+        return [Case(feeds, self.expected(student, feeds)) for feeds in fed]
 
     def shipped(self, teacher: OutputCache) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
         rows = self.material.parts.test[: self.golden]
@@ -276,24 +275,39 @@ class TextTask(TextBase, LabelTask):
         assert isinstance(student, LabelStudent | JoinedStudent)  # noqa: S101 - created by `student`
         return TextNetwork(student).eval()
 
+    @property
+    def row_inputs(self) -> Sequence[ModelInput]:
+        """The text, read by the student's tokenizer, and further inputs."""
+        text = ModelInput(self.columns[0], String, text=True, tokenizer=self.vocabulary)
+        return [text, *([] if self._further is None else self._further.fed)]
+
     def feeds(self, rows: Index, column: str | None = None) -> Feeds:
-        return {**super().feeds(rows, column), **({} if self._further is None else self._further.feeds(rows))}
+        further = {} if self._further is None else feeds(self._further.fed, self._further.raw(rows))
+        return {**super().feeds(rows, column), **further}
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        inputs = self.batch(torch.from_numpy(rows)).inputs
-        return Case(self.feeds(rows), {self.output: self._whole(student)(*inputs).numpy()})
+        raw = {} if self._further is None else self._further.raw(rows)
+        texts = from_python(self._texts[self.columns[0]].take(rows).to_pylist(), String)
+        return self._case(student, self.batch(torch.from_numpy(rows)).inputs, {self.columns[0]: texts, **raw})
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Return unusual texts, each with extreme values of the further inputs."""
-        if self._further is None:
-            return super().edges(student)
-        cases, whole, texts = list[Case](), self._whole(student), self._edges()
-        for text, (further, prepared) in zip(
-            texts, self._further.extremes(self.material.parts.train[:1], len(texts)), strict=True
-        ):
-            answer = whole(*map(torch.from_numpy, text.values()), *prepared).numpy()
-            cases.append(Case({**text, **further}, {self.output: answer}))
+        """Return unusual texts, one per case and without padding, each with extreme values of the further inputs."""
+        extremes: Sequence[tuple[Columns, tuple[Tensor, ...]]] = [({}, ())] * len(EDGES)
+        if self._further is not None:
+            extremes = self._further.extremes(self.material.parts.train[:1], len(EDGES))
+        cases = []
+        for text, (raw, prepared) in zip(EDGES, extremes, strict=True):
+            tokens = map(torch.from_numpy, self.vocabulary.feeds([text]).values())
+            cases.append(
+                self._case(student, (*tokens, *prepared), {self.columns[0]: from_python([text], String), **raw})
+            )
         return cases
+
+    def _case(self, student: nn.Module, inputs: Sequence[Tensor], raw: Columns) -> Case:
+        computed = {transform.full_name(field.name) for transform, field in self.material.request_inputs.computed}
+        # A text that a request transform computes is no value of a request.
+        rows = () if self.columns[0] in computed else plain(raw, self.row_inputs)
+        return Case(feeds(self.row_inputs, raw), {self.output: self._whole(student)(*inputs).numpy()}, rows)
 
     def shipped(self, teacher: OutputCache) -> Mapping[str, tuple[bytes, str]]:
         return {**super().shipped(teacher), **({} if self._further is None else self._further.shipped())}
@@ -326,12 +340,3 @@ def text_columns(material: Material, declared: Text) -> tuple[str, ...]:
     if problems:
         raise ConfigurationError(where, problems)
     return columns
-
-
-def _fed(tokens: Array, lengths: Array) -> dict[str, Any]:
-    """Return tokens (n, tokens) and their mask, cut to the longest text, as int64.
-
-    The lengths count, since a text may contain the padding token.
-    """
-    kept = tokens[:, : int(lengths.max(initial=1))].astype(np.int64)
-    return {"input_ids": kept, "attention_mask": (np.arange(kept.shape[1]) < lengths[:, None]).astype(np.int64)}

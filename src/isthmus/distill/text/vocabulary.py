@@ -1,51 +1,14 @@
-"""The tokenizer of a student: the teacher's, or one with the frequent words of the training texts and characters."""
+"""A tokenizer with the frequent words of the training texts and characters."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-import numpy as np
-
-from isthmus.distill.types import Array
 from isthmus.features.errors import extra
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from isthmus.package.texts import TextTokenizer
 
 PAD, UNKNOWN, BEGIN = "[PAD]", "[UNK]", "[CLS]"
 _CHARACTERS = 64
 """Characters with tokens of their own, at most a quarter of a vocabulary."""
-
-
-class TextTokenizer:
-    """A tokenizer as a student uses it: it truncates texts and pads with token 0.
-
-    Args:
-        tokenizer: tokenizer of the library tokenizers, whose truncation and padding are replaced.
-        tokens: tokens of a text to keep.
-    """
-
-    def __init__(self, tokenizer: "Tokenizer", tokens: int) -> None:
-        self._tokenizer, self.tokens, self.size = tokenizer, tokens, tokenizer.get_vocab_size()
-        tokenizer.no_padding()
-        tokenizer.enable_truncation(tokens)
-
-    @cached_property
-    def file(self) -> bytes:
-        """The content of `tokenizer.json`, which truncates texts as the student does."""
-        return (self._tokenizer.to_str(pretty=False) + "\n").encode()
-
-    def read(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        """Tokenize n texts; return tokens, int32 (n, tokens), padded with 0, and the length of each before the cut."""
-        found = np.zeros((len(texts), self.tokens), np.int32)
-        lengths = np.zeros(len(texts), np.int64)
-        added = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        for begin in range(0, len(texts), 1024):
-            for row, read in enumerate(self._tokenizer.encode_batch(texts[begin : begin + 1024]), begin):
-                lengths[row] = len(read.ids) + sum(len(rest.ids) - added for rest in read.overflowing)
-                found[row, : len(read.ids)] = read.ids
-        return found, lengths
 
 
 class StudentTokenizer(TextTokenizer):

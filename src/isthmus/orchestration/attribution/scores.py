@@ -192,7 +192,7 @@ class PackageModels:
         if HEAD in manifest.files and any(variant.core for variant in self.files.values()):
             # Feed the core with the featurizer that devices use.
             core = Head.loads(self.package.files.read(HEAD)).feeds(rows).tensors
-        return student, replace(case, feeds=feeds(manifest.model_inputs, rows), core=core)
+        return student, replace(case, feeds=feeds(self.package.model_inputs, rows), core=core)
 
 
 def _batches(table: Columns) -> Iterator[dict[str, Values]]:

@@ -44,7 +44,8 @@ def site(project: Project, name: str | None, out: Path) -> Path:
     artifacts = Artifacts.of(project, name)
     package, distillation = artifacts.last_package(), artifacts.declared.name
     manifest, own = read_package(package), project.root / "pages" / distillation
-    if not own.is_dir() and not manifest.inputs and manifest.generation is None:
+    has_form = bool(manifest.inputs) and not manifest.reads_text
+    if not own.is_dir() and not has_form and manifest.generation is None:
         problem = Problem(f"distillation {distillation}", f"{own} does not exist", "a folder with an index.html")
         raise ConfigurationError("pages", [problem])
     if out.exists() and not (out / NOTE).is_file() and (not out.is_dir() or any(out.iterdir())):

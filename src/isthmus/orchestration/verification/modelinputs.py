@@ -32,6 +32,7 @@ from isthmus.orchestration.verification.sides import (
 from isthmus.package.inputs import Feeds, ModelInput, feeds
 from isthmus.package.manifest import Package, tensor_positions
 from isthmus.package.replay import open_session
+from isthmus.package.texts import MASK
 from isthmus.package.verdict import FeatureVerdict, Verdict
 
 # Name of the server's predictions among the package's files.
@@ -53,7 +54,7 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     """
     contract, manifest = project.applied(), package.manifest
     variant = manifest.variant(serving_profile(project, package.files.folder).precision)
-    inputs, features = manifest.model_inputs, contract.stored_features(manifest.service)
+    inputs, features = package.model_inputs, contract.stored_features(manifest.service)
     histories = [history for history in histories if history.view.name in {view for view, _ in features}]
     request = [column for column in contract.raw_inputs(manifest.service) if column.available == "request"]
     keys = contract.spines[declared.spine.name].key_names
@@ -136,7 +137,10 @@ def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedVal
     tensors: dict[str, TypedValues] = {}
     for item, place in zip(inputs, tensor_positions(inputs), strict=True):
         tensor = fed[place.tensor]
-        if item.row:  # a request transform in the graph reads it with its own type
+        if item.text:  # tokens, since sides may be padded to different lengths
+            tokens = [str(row[mask == 1].tolist()) for row, mask in zip(tensor, fed[MASK], strict=True)]
+            tensors[item.name] = String, Values(objects(tokens, len(tokens)), np.ones(len(tokens), bool))
+        elif item.row:  # a request transform in the graph reads it with its own type
             tensors[item.name] = item.dtype, Values(tensor[place.position], next(masks))
         elif item.size is not None:
             arrays = objects([*tensor[:, place.position : place.position + item.size]], len(tensor))

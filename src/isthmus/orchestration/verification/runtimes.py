@@ -121,7 +121,7 @@ def _ask(
 def _by_client(
     parity: Parity, package: Package, device: DeviceRows, client: ClientRun, questions: ParityRows, places: Index
 ) -> tuple[dict[str, FeatureVerdict], dict[str, FeatureVerdict]]:
-    inputs, answers = package.manifest.model_inputs, client.answers
+    inputs, answers = package.model_inputs, client.answers
     variants = [variant for variant in package.manifest.variants if variant.format in RUNTIMES[WEB].formats]
     if isinstance(answers, DependencyError):
         raise answers

@@ -18,8 +18,8 @@ from isthmus.serving.threads import offload
 QUICK_SECONDS = 500e-6
 """Longest time that the prediction of one row may block the event loop."""
 
-QUICK_ROWS = 1000
-"""Most rows that a fast model predicts on the event loop."""
+QUICK_ROWS, QUICK_CHARACTERS = 1000, 20_000
+"""Most rows, and characters of texts, that a fast model predicts on the event loop."""
 
 Columns = Mapping[str, Values]
 Outputs = np.ndarray[Any, np.dtype[np.float32]]
@@ -36,11 +36,17 @@ class Batches:
     """The prediction queue of a model in an event loop.
 
     `seconds` is the time to predict one row, and decides whether the model is `quick`. `most` limits the rows of a
-    batch; a larger request runs alone, outside the queue.
+    batch; a larger request runs alone, outside the queue. `texts` names the columns that the model tokenizes.
     """
 
-    def __init__(self, predict: Callable[[Columns], Outputs], seconds: float, most: int = BATCH_ROWS) -> None:
-        self._predict = predict
+    def __init__(
+        self,
+        predict: Callable[[Columns], Outputs],
+        seconds: float,
+        most: int = BATCH_ROWS,
+        texts: Sequence[str] = (),
+    ) -> None:
+        self._predict, self._texts = predict, texts
         self._most = most
         self.quick = seconds <= QUICK_SECONDS
         self._waiting: list[_Waiting] = []
@@ -53,7 +59,8 @@ class Batches:
         alone, so that only the request with the error fails.
         """
         if self.quick:
-            return await offload(rows > QUICK_ROWS, self._predict, columns)
+            characters = sum(map(len, (text for name in self._texts for text in columns[name].data if text)))
+            return await offload(rows > QUICK_ROWS or characters > QUICK_CHARACTERS, self._predict, columns)
         if rows > self._most:
             return await asyncio.to_thread(self._predict, columns)
         waiting = _Waiting(columns, rows, asyncio.get_running_loop().create_future())

@@ -64,12 +64,12 @@ class DeployedModel:
             if key is not None:
                 require_signature(package.files, key)
         self.contract = read_contract(package)
-        self.manifest, self.inputs = manifest, manifest.model_inputs
+        self.manifest, self.inputs = manifest, package.model_inputs
         variant = manifest.variant(deployment.precision)
         self._output = require_row_output(manifest) if self.inputs else ""
         self.classes, self.several, self.rounding = manifest.classes, manifest.several, manifest.rounding
         golden = read_golden(package)
-        check_input_tensors(f"package {manifest.name}", golden, manifest)
+        check_input_tensors(f"package {manifest.name}", golden, self.inputs)
         self.text = None if manifest.generation is None else (open_tokenizer(package), decoder_of(manifest, variant))
         self._session = open_session(package, variant, deployment.threads)
         began = time.perf_counter()

@@ -49,7 +49,8 @@ class Predictor:
         require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
         self.contract, self.model = contract, model
         self._join_keys = {column.name: column for view in contract.views.values() for column in view.keys}
-        self.batches = Batches(model.predict, model.seconds, batch)
+        texts = [item.name for item in model.inputs if item.text]
+        self.batches = Batches(model.predict, model.seconds, batch, texts)
         self._used, self._graphs = contract.transforms_of(deployment.service), graphs
         needed = {item.name for item in model.inputs}
         self._features = [
