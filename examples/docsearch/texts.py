@@ -10,7 +10,6 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,15 +24,8 @@ PROSE = 0.75  # minimum share of letters and spaces; below it a sentence is a ta
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 
-class Text(NamedTuple):
-    """A sentence of a docstring, or its whole first paragraph. `question` is the first paragraph."""
-
-    text: str
-    question: str
-
-
-def sentences(folder: Path) -> Iterator[Text]:
-    """Yield the sentences of all docstrings in a folder by file and line, including tests and private names."""
+def sentences(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield each sentence of all docstrings in a folder, also of tests, with the docstring's first paragraph."""
     for file in sorted(folder.rglob("*.py")):
         if "site-packages" in file.relative_to(folder).parts:  # inside the standard library; read separately
             continue
@@ -48,14 +40,14 @@ def sentences(folder: Path) -> Iterator[Text]:
                 yield from _of(ast.get_docstring(node) or "")
 
 
-def _of(docstring: str) -> Iterator[Text]:
+def _of(docstring: str) -> Iterator[tuple[str, str]]:
     first, _, rest = docstring.partition("\n\n")
     question = cleaned(first)
-    yield Text(question, question)
+    yield question, question
     for paragraph in rest.split("\n\n"):
         if ">>>" not in paragraph:
             for sentence in _END.split(cleaned(paragraph)):
-                yield Text(sentence, question)
+                yield sentence, question
 
 
 def plain(text: str) -> str:
