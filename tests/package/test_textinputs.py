@@ -30,6 +30,12 @@ def test_a_tokenizer_returns_from_its_file() -> None:
     assert (read.tokens, read.size, read.file) == (3, 3, written.file)
 
 
+def test_a_tokenizer_that_keeps_too_many_tokens_is_refused() -> None:
+    data = TextTokenizer(WORDS, 10**12).file
+    with pytest.raises(PackageError, match=r"truncates texts to 1,000,000,000,000 tokens; expected 1 to 65,536"):
+        TextTokenizer.load(data, "package p")
+
+
 @pytest.mark.parametrize("change", [b"", b"{}", b"[1", {"truncation": None}])
 def test_a_file_that_is_no_such_tokenizer_is_named(change: bytes | dict[str, object]) -> None:
     data = change if isinstance(change, bytes) else json.dumps({**json.loads(WORDS.to_str()), **change}).encode()

@@ -42,7 +42,7 @@ class ModelInput:
 
     @property
     def is_number(self) -> bool:
-        return self.dtype != String and not self.row
+        return self.dtype != String and not self.row and not self.text
 
     @property
     def elements(self) -> list[str]:
@@ -56,7 +56,7 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
     "numeric" is float32 of shape (n, number of numeric inputs), with NaN for null and microseconds since 1970 UTC for a
     UnixTimestamp; an array has a column per element. "categories" is an object array of str, of shape (n, number of
     String inputs), with "" for null.
-    "input_ids" and "attention_mask" have the tokens of a text, and no tokens but those of an empty text for null.
+    "input_ids" and "attention_mask" have the tokens of a text. A null is tokenized like an empty text.
     Inputs of request transforms are in other tensors, one per type, with a row per input (see `request.layout`). A
     tensor without inputs is omitted. Raises DataError if a column is missing, or if models cannot read an input's type.
     """

@@ -66,7 +66,7 @@ class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A column that a graph of rows reads: `position` is its column in the tensor "numeric" or "categories".
 
-    A text is in "input_ids" as tokens. An array fills `size` columns of "numeric" from `position`.
+    A text becomes tokens in the tensor "input_ids". An array fills `size` columns of "numeric" from `position`.
 
     For an input of a request transform, `position` is its row in a tensor of `request.layout`. Such inputs have the
     order of their rows in "given_valid".
@@ -314,8 +314,8 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         if not is_readable(TYPES.get(item.dtype), item.size) or (item.size and item.tensor != "numeric"):
             sized = "" if item.size is None else f" and size {item.size}, in {item.tensor}"
             yield f"input {item.name} has type {item.dtype}{sized}", "|".join(map(str, (*INPUTS, VECTOR)))
-        if item.tensor == INPUT_IDS and (item.position or TOKENIZER not in manifest.files):
-            yield f"input {item.name} is a text", f"the only one, and a {TOKENIZER}"
+        if item.tensor == INPUT_IDS and (item.dtype != "String" or item.position or TOKENIZER not in manifest.files):
+            yield f"input {item.name} is a text", f"a String, the only one, and a {TOKENIZER}"
     for item, place in zip(manifest.inputs, tensor_positions(manifest.model_inputs), strict=True):
         if item != place:
             yield f"input {item.name} is {item.tensor}[{item.position}]", f"{place.tensor}[{place.position}]"

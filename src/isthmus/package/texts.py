@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isthmus.features.errors import DependencyError, PackageError, extra
+from isthmus.features.errors import PackageError, extra
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 INPUT_IDS, MASK = "input_ids", "attention_mask"
+LONGEST = 1 << 16
+"""Most tokens that a model reads of a text."""
 
 Array = np.ndarray[Any, Any]
 
 
 class TextTokenizer:
-    """A tokenizer as a student uses it: it truncates texts and pads with token 0.
+    """Tokenizes texts for a student: truncates them and pads with token 0.
 
     Args:
         tokenizer: tokenizer of the library tokenizers, whose truncation and padding are replaced.
@@ -32,17 +34,19 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, data: bytes, where: str) -> "TextTokenizer":
-        """Open the content of a `tokenizer.json` that `file` returned; raise a PackageError if it is damaged."""
+        """Open the content of a `tokenizer.json`, as in `file`; raise a PackageError if it is another file."""
         with extra("generate"):
             from tokenizers import Tokenizer
         try:
             tokenizer = Tokenizer.from_buffer(data)
-            return cls(tokenizer, (tokenizer.truncation or {})["max_length"])
-        except DependencyError:
-            raise
+            tokens = (tokenizer.truncation or {})["max_length"]
         except Exception as error:  # tokenizers raises plain Exception
             found = f"is not a tokenizer that truncates texts ({error!r:.200})"
             raise PackageError(f"{where}: {TOKENIZER}", found, expected="a file of the library tokenizers") from error
+        if not 1 <= tokens <= LONGEST:
+            expected = f"1 to {LONGEST:,}"
+            raise PackageError(f"{where}: {TOKENIZER}", f"truncates texts to {tokens:,} tokens", expected=expected)
+        return cls(tokenizer, tokens)
 
     @cached_property
     def file(self) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
@@ -30,7 +31,7 @@ from isthmus.package.manifest import open_package
 from isthmus.transforms.preparation.fit import Preparation
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced
-from isthmus.transforms.rowwise.core.types import DOUBLE
+from isthmus.transforms.rowwise.core.types import DOUBLE, STRING
 from tests.distill.support import check_package, learn
 from tests.distill.text.support import HERE, INPUT, bert, material, notes
 
@@ -132,6 +133,27 @@ def test_the_graph_of_any_student_reads_the_features(
     assert task.network(network) is None
     zero = {**case.feeds, "given_double": np.zeros((1, len(case.feeds["numeric"])))}
     assert np.isnan(ask(run, zero)[task.output]).all()
+
+
+def test_a_request_transform_may_read_the_text(of: Material) -> None:
+    with traced():
+        empty = compile_columns({"empty": F.col("body") == ""}, {"body": STRING}).model
+    field, computed = request_column("body", String), request_column("empty", Bool)
+    transform = TransformContract("notes", (), (field,), (computed,), empty.SerializeToString())
+    table = of.table.append_column("notes__empty", pc.equal(of.table["body"], ""))
+    task = TextTask(
+        replace(
+            of,
+            table=table,
+            learn=learn(table),
+            student_inputs=[INPUT, ModelInput("notes__empty", Bool)],
+            request_inputs=RequestInputs((transform,), (field,), ((transform, computed),)),
+        )
+    )
+    network = task.student().eval().requires_grad_(requires_grad=False)
+    run = session(student_graph(task, network).SerializeToString(), 1)
+    for each in task.cases(network):
+        np.testing.assert_allclose(ask(run, each.feeds)[task.output], each.expected[task.output], atol=1e-5)
 
 
 def test_other_features_make_another_student(of: Material, table: pa.Table) -> None:

@@ -127,7 +127,7 @@ def test_several_labels_are_learned_from_a_pretrained_model_and_packaged(table: 
         assert 1 <= len(pair["input_ids"]) <= checks["tokens"]
 
     bert(tmp_path / "bert", table, steps=1)
-    with pytest.raises(ConfigurationError, match="problem_type: 'single_label_classification', whose probabilities"):
+    with pytest.raises(ConfigurationError, match=r"problem_type of config\.json: 'single_label_classification'"):
         TextTask(of).teacher().ask(np.arange(2))
 
 

@@ -91,7 +91,7 @@ class ImageEmbeddingTask(ImageTask):
 
     @cached_property
     def _outputs(self) -> int:
-        """The width of the teacher's vectors, which it tells for one image."""
+        """The width of the teacher's vectors, from its answer to one image."""
         return self._teacher.ask(self.asked(self.material.parts.train[:1]))[VECTOR].shape[1]
 
     def batch(self, rows: Tensor) -> Batch:

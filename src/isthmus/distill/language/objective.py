@@ -57,7 +57,7 @@ def objective_problems(declared: Any, where: str) -> list[Problem]:
              f'an argument of "{student}"'),
             (name, "a loss with parameters", not [*term.parameters()], "none, or a task of your own"),
             (name, "a loss without weights", not weighs or term.takes("weights"),
-             "the argument weights, floats (rows,), since weight or class_weight is set"),
+             "the argument weights, floats shaped like the labels, since weight or class_weight is set"),
         ]  # fmt: skip
     if gaps and all(term.asks_teacher for term in terms):
         checks.append(("teacher", 'missing="labels"', False, "a term without the teacher, for rows without an answer"))

@@ -71,7 +71,7 @@ class Encoder:
 class PrunedEncoder:
     """A student that is cut from its teacher, a `Pretrained` with the architecture of BERT, and reads its tokenizer.
 
-    With a label, no other teacher and no weights of rows, it also learns the mean of the teacher's last states.
+    It also learns the mean of the teacher's last states if it predicts a label, has one teacher and sets no weights.
 
     Attributes:
         layers: numbers of the teacher's layers to keep, from 0.
@@ -141,7 +141,7 @@ class Text:
         student: a `Bag`, an `Encoder`, a `PrunedEncoder`, or "module:function". The function takes the size of the
             vocabulary and the number of outputs n, and returns a torch module. The module maps `input_ids` and
             `attention_mask`, int64 (rows, tokens), to float32 (rows, n). A change of a file that it reads does not
-            make another student. Other inputs go through a hidden layer, and are added to the outputs of any student.
+            make another student. A small network of the other inputs is added to the outputs of any student.
         start: safetensors file with weights of another student of the same shape, relative to the project, from which
             student and control start; None for new weights.
         vocabulary: tokens, at most, for a student that is a function.

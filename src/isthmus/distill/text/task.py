@@ -296,16 +296,16 @@ class TextTask(TextBase, LabelTask):
         if self._further is not None:
             extremes = self._further.extremes(self.material.parts.train[:1], len(EDGES))
         cases = []
-        for text, (raw, prepared) in zip(EDGES, extremes, strict=True):
-            tokens = map(torch.from_numpy, self.vocabulary.feeds([text]).values())
-            cases.append(
-                self._case(student, (*tokens, *prepared), {self.columns[0]: from_python([text], String), **raw})
-            )
+        for text, (beside, prepared) in zip(EDGES, extremes, strict=True):
+            # A request transform that reads the text has set it, and `prepared` has its result.
+            raw = {self.columns[0]: from_python([text], String), **beside}
+            tokens = map(torch.from_numpy, feeds(self.row_inputs[:1], raw).values())
+            cases.append(self._case(student, (*tokens, *prepared), raw))
         return cases
 
     def _case(self, student: nn.Module, inputs: Sequence[Tensor], raw: Columns) -> Case:
         computed = {transform.full_name(field.name) for transform, field in self.material.request_inputs.computed}
-        # A text that a request transform computes is no value of a request.
+        # A request has no value for a text that a request transform computes, so the package has no rows.
         rows = () if self.columns[0] in computed else plain(raw, self.row_inputs)
         return Case(feeds(self.row_inputs, raw), {self.output: self._whole(student)(*inputs).numpy()}, rows)
 

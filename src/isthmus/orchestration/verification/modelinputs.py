@@ -137,15 +137,16 @@ def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedVal
     tensors: dict[str, TypedValues] = {}
     for item, place in zip(inputs, tensor_positions(inputs), strict=True):
         tensor = fed[place.tensor]
+        name = item.name if item.name not in tensors else f"{item.name} in {place.tensor}"
         if item.text:  # tokens, since sides may be padded to different lengths
             tokens = [str(row[mask == 1].tolist()) for row, mask in zip(tensor, fed[MASK], strict=True)]
-            tensors[item.name] = String, Values(objects(tokens, len(tokens)), np.ones(len(tokens), bool))
+            tensors[name] = String, Values(objects(tokens, len(tokens)), np.ones(len(tokens), bool))
         elif item.row:  # a request transform in the graph reads it with its own type
-            tensors[item.name] = item.dtype, Values(tensor[place.position], next(masks))
+            tensors[name] = item.dtype, Values(tensor[place.position], next(masks))
         elif item.size is not None:
             arrays = objects([*tensor[:, place.position : place.position + item.size]], len(tensor))
-            tensors[item.name] = item.dtype, Values(arrays, np.ones(len(arrays), bool))
+            tensors[name] = item.dtype, Values(arrays, np.ones(len(arrays), bool))
         else:
             data = tensor[:, place.position]
-            tensors[item.name] = Float32 if item.is_number else String, Values(data, np.ones(len(data), bool))
+            tensors[name] = Float32 if item.is_number else String, Values(data, np.ones(len(data), bool))
     return tensors

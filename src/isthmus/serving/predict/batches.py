@@ -18,7 +18,7 @@ from isthmus.serving.threads import offload
 QUICK_SECONDS = 500e-6
 """Longest time that the prediction of one row may block the event loop."""
 
-QUICK_ROWS, QUICK_CHARACTERS = 1000, 20_000
+QUICK_ROWS, QUICK_CHARACTERS = 1000, 1000
 """Most rows, and characters of texts, that a fast model predicts on the event loop."""
 
 Columns = Mapping[str, Values]
@@ -59,8 +59,7 @@ class Batches:
         alone, so that only the request with the error fails.
         """
         if self.quick:
-            characters = sum(map(len, (text for name in self._texts for text in columns[name].data if text)))
-            return await offload(rows > QUICK_ROWS or characters > QUICK_CHARACTERS, self._predict, columns)
+            return await offload(rows > QUICK_ROWS or self._long(columns), self._predict, columns)
         if rows > self._most:
             return await asyncio.to_thread(self._predict, columns)
         waiting = _Waiting(columns, rows, asyncio.get_running_loop().create_future())
@@ -70,7 +69,11 @@ class Batches:
         return await waiting.outputs
 
     async def predict_now(self, columns: Columns, *, in_thread: bool) -> Outputs:
-        return await offload(in_thread, self._predict, columns)
+        return await offload(in_thread or self._long(columns), self._predict, columns)
+
+    def _long(self, columns: Columns) -> bool:
+        texts = (text for name in self._texts for text in columns[name].data if text)
+        return sum(map(len, texts)) > QUICK_CHARACTERS
 
     async def _run(self) -> None:
         try:

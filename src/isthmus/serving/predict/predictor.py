@@ -155,8 +155,9 @@ class Predictor:
 
     def _named(self, output: Outputs) -> dict[str, Any]:
         classes, missing = self.model.classes, unanswered(output).tolist()
-        names: list[Any] = [classes[place] for place in output.argmax(axis=1).tolist()]
         if self.model.several:
-            names = [[classes[place] for place in np.flatnonzero(row > 0.5)] for row in output]
+            names: list[Any] = [[classes[place] for place in np.flatnonzero(row > 0.5)] for row in output]
+        else:
+            names = [classes[place] for place in output.argmax(axis=1).tolist()]
         names = [None if none else name for name, none in zip(names, missing, strict=True)]
         return {"predictions": names, "classes": classes, "probabilities": json_columns(Float32, output)}

@@ -24,7 +24,7 @@ from isthmus.features.values.arrow import null_elements
 from isthmus.features.values.columns import Values
 
 _LEAK_ROWS = 10_000
-"""Number of rows in which each class is looked for, so that many classes take about as long as one."""
+"""Most rows for the leak check of a class; they limit the time for many classes."""
 
 
 class SeveralLabels(Kind):

@@ -4,6 +4,7 @@ import copy
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,8 @@ class PretrainedSource(PredictionSource):
         declared, files = self._declared, sorted(self._loaded.folder.glob("*"))
         read = {file.name: digest(file) for file in files if file.suffix in (".json", ".safetensors", ".txt", ".model")}
         classes = None if declared.classes is None else list(declared.classes)
-        return ["pretrained", read, self._column, classes, declared.tokens, self.runtime]
+        resizing = [] if self._rows.images is None else [version("transformers"), version("pillow")]
+        return ["pretrained", read, self._column, classes, declared.tokens, self.runtime, *resizing]
 
     def predict(self, rows: Columns) -> Prediction:
         values = rows[self._column]
@@ -170,9 +172,11 @@ class PretrainedSource(PredictionSource):
         numbers, states = outputs[LOGITS], outputs.get(EMBEDDING)
         if self._rows.numeric:
             return Prediction("values", numbers, states=states)
-        if self._rows.several and (kind := self._loaded.teacher.module.config.problem_type) not in (None, _SEVERAL):
-            found, expected = f"{kind!r}, whose probabilities depend on each other", f"{_SEVERAL!r}, or Classes()"
-            raise ConfigurationError(self.where, [Problem("problem_type", found, expected)])
+        if self._rows.several and (kind := self._loaded.teacher.module.config.problem_type) != _SEVERAL:
+            problem = Problem(
+                "problem_type of config.json", repr(kind), f"{_SEVERAL!r}, or Classes() for one class a row"
+            )
+            raise ConfigurationError(self.where, [problem])
         names = self._loaded.teacher.labels
         named = names is not None and not all(_UNNAMED.fullmatch(name) for name in names)
         return Prediction("logits", numbers, [*names] if names is not None and named else None, states)
