@@ -235,7 +235,7 @@ def test_a_model_reads_neither_bytes_nor_arrays_of_any_size(shop: Shop) -> None:
     shop.replace('customer_facts[["member", "born"]]', 'customer_facts[["member", "trips", "token"]]')
     assert problems(shop) == [
         f"distillation late_order, teacher: reads customer_facts__{name}; expected numbers, times and Strings, "
-        "and for a Tabular Array(Float32) with a declared size"
+        "and for a Tabular or a Text Array(Float32) with a declared size"
         for name in ("trips, of type Array(Float64)", "token, of type Bytes")
     ]
 
