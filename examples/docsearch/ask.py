@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 API = os.environ.get("API", "http://127.0.0.1:6570")
 MODEL = f"{API}/v2/models/docsearch"
 DEPLOYED = Path(__file__).parent / ".isthmus" / "deployments"
-RESULTS = 5
 
 
 def fetch(url: str, message: object = None) -> Any:
@@ -38,7 +37,7 @@ def main(question: str) -> None:
     (output,) = fetch(f"{MODEL}/versions/{version}/infer", {"inputs": inputs})["outputs"]
     passages = json.loads((package / "index.json").read_bytes())
     vectors = np.frombuffer((package / "index.i8").read_bytes(), np.int8).reshape(len(passages), -1)
-    for place in np.argsort(-(vectors @ np.array(output["data"], np.float32)), kind="stable")[:RESULTS]:
+    for place in np.argsort(-(vectors @ np.array(output["data"], np.float32)), kind="stable")[:5]:
         sys.stdout.write(f"{passages[place]['name']}\n")
 
 
