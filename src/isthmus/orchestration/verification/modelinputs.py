@@ -135,9 +135,11 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
 def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
     masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}
+    texts = {item.name for item in inputs if item.text}
     for item, place in zip(inputs, tensor_positions(inputs), strict=True):
         tensor = fed[place.tensor]
-        name = item.name if item.name not in tensors else f"{item.name} in {place.tensor}"
+        # A request transform may also read the text.
+        name = f"{item.name} in {place.tensor}" if item.name in texts and not item.text else item.name
         if item.text:  # tokens, since sides may be padded to different lengths
             tokens = [str(row[mask == 1].tolist()) for row, mask in zip(tensor, fed[MASK], strict=True)]
             tensors[name] = String, Values(objects(tokens, len(tokens)), np.ones(len(tokens), bool))
