@@ -93,7 +93,7 @@ def test_materialize_all_in_the_browser_deploys_the_student(dev: Dev, page: Page
     page.get_by_role("button", name="Materialize all").click(timeout=60_000)
     expect(page.get_by_text("Launched run")).to_be_visible(timeout=60_000)
     page.goto(f"http://127.0.0.1:{dev.ui}/runs")
-    expect(page.get_by_text(re.compile("^(Success|Failure)$")).first).to_be_visible(timeout=780_000)
+    expect(page.get_by_text(re.compile("^(Success|Failure)$")).first).to_be_visible(timeout=480_000)
     expect(page.get_by_text("Success", exact=True).first).to_be_visible()
     page.goto(f"http://127.0.0.1:{dev.ui}/assets/late_order/package?view=checks")
     expect(page.get_by_text("verdict").first).to_be_visible(timeout=60_000)
