@@ -100,7 +100,7 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path, name: str, message: st
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's, about damaged tags
 @given(st.sampled_from(["PNG", "JPEG"]), st.integers(0, 10_000), st.integers(1, 255), st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=max(300, settings().max_examples), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_an_image_or_an_error(tmp_path: Path, kind: str, place: int, bits: int, cut: bool) -> None:
     tags = Pillow.Exif()
     tags[0x0112] = 6

@@ -91,9 +91,11 @@ def test_the_server_reads_texts_as_the_student_does(shop: Project) -> None:
         closing(Client(shop.applied(), server, log)) as client,
     ):
         singly = [{name: of[place : place + 1] for name, of in row.items()} for place in range(4)]
-        together, *alone = (
+        many = {name: of[:3] * 100 for name, of in row.items()}  # more rows than the model reads at once
+        often, together, *alone = (
             client.answer("/predict", {"model": "late_order", "request": request})["predictions"]
-            for request in (row, *singly)
+            for request in (many, row, *singly)
         )
     np.testing.assert_allclose(together, np.ravel(alone), atol=1e-6)
+    np.testing.assert_allclose(often, together[:3] * 100, atol=1e-6)
     assert together[1] > together[0]

@@ -67,6 +67,8 @@ class DeployedModel:
                 require_signature(package.files, key)
         self.contract = read_contract(package)
         self.manifest, self.inputs = manifest, package.model_inputs
+        longest = [item.tokenizer.tokens for item in self.inputs if item.tokenizer is not None]
+        self._texts_at_once = max(1, _TOKENS // longest[0]) if longest else None
         variant = manifest.variant(deployment.precision)
         self._output = require_row_output(manifest) if self.inputs else ""
         self.classes, self.several, self.rounding = manifest.classes, manifest.several, manifest.rounding
@@ -93,17 +95,16 @@ class DeployedModel:
         return model
 
     def predict(self, columns: Mapping[str, Values]) -> Float32:
-        if any(item.text for item in self.inputs):
-            output = self._predict_texts(columns)
-        else:
+        if self._texts_at_once is None:
             (output,) = self._session.run([self._output], feeds(self.inputs, columns))
+        else:
+            output = self._predict_texts(columns, self._texts_at_once)
         result: Float32 = np.asarray(output, np.float32).reshape((-1, len(self.classes)) if self.classes else -1)
         return result
 
-    def _predict_texts(self, columns: Mapping[str, Values]) -> np.ndarray[Any, Any]:
-        """Predict a few rows at a time, because all rows of a call are padded to its longest text."""
+    def _predict_texts(self, columns: Mapping[str, Values], step: int) -> np.ndarray[Any, Any]:
+        """Predict `step` rows at a time, because all rows of a call are padded to its longest text."""
         rows = len(next(iter(columns.values())).data)
-        step = max(1, _TOKENS // max(item.tokenizer.tokens for item in self.inputs if item.tokenizer is not None))
         parts = [slice(begin, begin + step) for begin in range(0, max(rows, 1), step)]
         fed = (feeds(self.inputs, {name: values.take(part) for name, values in columns.items()}) for part in parts)
         return np.concatenate([self.run(tensors, [self._output])[self._output] for tensors in fed])
