@@ -14,6 +14,9 @@ from hypothesis import HealthCheck, settings
 # What modules consist of is no garbage: half of the time of importing them would go into looking for it.
 gc.disable()
 
+# The environments that tests install import few of their modules, and compiling all takes longer than the installation.
+os.environ["PIP_COMPILE"] = "0"
+
 settings.register_profile("default", max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

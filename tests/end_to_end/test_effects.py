@@ -51,7 +51,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(EXAMPLE / "pages", root / "pages")
     settings = root / "isthmus.toml"
     objective = settings.read_text().replace("latency_objective_ms = 33", "latency_objective_ms = 3000")
-    settings.write_text(f"{objective}\n[packages]\nruntimes = {json.dumps([*CONVERSIONS])}\n")
+    settings.write_text(objective)
     changes = {
         "definitions.py": {
             # Gates are for a student that has learned.
@@ -98,7 +98,10 @@ def distilled(folder: Path) -> DistillationReport:
     build(project)
     training_set(project)
     report = distill(project)
-    exported = export(project)
+    # Added now, so that no network is converted twice.
+    with (folder / "isthmus.toml").open("a") as settings:
+        settings.write(f"\n[packages]\nruntimes = {json.dumps([*CONVERSIONS])}\n")
+    exported = export(Project(folder))
     assert exported.left_out == {}
     assert differing(exported.path) == 0
     return report

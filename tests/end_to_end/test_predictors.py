@@ -121,7 +121,7 @@ for file in sys.argv[1:]:
 """
 
 
-@pytest.fixture(scope="module", params=["1.19.2", "1.22.1"])
+@pytest.fixture(scope="session", params=["1.19.2", "1.22.1"])
 def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A release of ONNX Runtime and the folder that it is installed in, with the NumPy of its time."""
     folder = tmp_path_factory.mktemp("runtime")

@@ -248,20 +248,21 @@ def _mean(values: Sequence[float]) -> Interval:
 def _pupils(
     task: Task, models: Mapping[str, nn.Module], means: Mapping[str, Mapping[str, Interval]]
 ) -> dict[str, dict[str, Any]]:
-    row, sizes, calls = task.feeds(task.material.parts.test[:1]), {}, {}
-    for name, model in models.items():
-        graph = student_graph(task, model).SerializeToString()
-        sizes[name], calls[name] = len(graph), Candidate(graph, 1).call(row)
-    times = interleaved(calls)
+    # The control is the same network with other weights: its size and latency are those of the student.
+    graph = student_graph(task, models["student"]).SerializeToString()
+    call = Candidate(graph, 1).call(task.feeds(task.material.parts.test[:1]))
+    measured = {
+        "parameters": sum(weights.numel() for weights in models["student"].parameters()),
+        "bytes": len(graph),
+        **interleaved({"student": call})["student"],
+        "runtime": f"ONNX Runtime {onnxruntime.__version__}, 1 thread",
+    }
     return {
         name: {
             "intervals": {measure: mean.bounds for measure, mean in means[name].items() if mean.bounds},
-            "parameters": sum(weights.numel() for weights in model.parameters()),
-            "bytes": sizes[name],
-            **times[name],
-            "runtime": f"ONNX Runtime {onnxruntime.__version__}, 1 thread",
+            **measured,
         }
-        for name, model in models.items()
+        for name in models
     }
 
 
