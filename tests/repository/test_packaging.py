@@ -41,9 +41,14 @@ def test_the_installation_works_as_written(tmp_path: Path) -> None:
         if "python3 -m venv" in block.text
     }
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "isthmus")], check=True)
-    commands = f"set -e\n{printed}isthmus init shop\ncd shop\npython -m pytest -q -W error\nisthmus --version"
+    # uv installs the same in less time, except where only pip is told of an index.
+    faster = f'pip() {{ "{Path(sys.executable).with_name("uv")}" pip "$@" || command pip "$@"; }}'
+    steps = f"{printed}isthmus init shop\ncd shop\npython -m pytest -q -W error\nisthmus --version"
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(["bash", "-c", commands], cwd=tmp_path, env=bare, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", f"set -e\n{faster}\n{steps}"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**bare, "UV_NATIVE_TLS": "1", "UV_FIND_LINKS": bare.get("PIP_FIND_LINKS", "")},
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 

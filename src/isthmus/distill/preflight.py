@@ -96,7 +96,7 @@ def rehearse(
             except GateFailed as error:
                 note(f"the package will have no {HEAD}: {error}")
         for runtime in runtimes:
-            convert, *_ = runtime.files(of, task.material.parts.train).values()
+            convert, *_ = runtime.files(of, task.material.parts.train, ()).values()
             try:
                 with run_program(runtime.program, convert(), of.tensors, of.outputs) as run:
                     run(of.feeds(rows))

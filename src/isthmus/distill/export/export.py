@@ -297,10 +297,7 @@ class _Files:
             self.core = tuple(of.tensors)
             self.head = self._head(of)
         for runtime in runtimes:
-            made = {
-                file: convert for file, convert in runtime.files(of, train).items()
-                if (precision := file.split(".")[1]) in self.precisions or precision not in OPTIONAL
-            }  # fmt: skip
+            made = runtime.files(of, train, self.precisions)
             whole = b""
             for file, convert in made.items():
                 if file in self.left_out:

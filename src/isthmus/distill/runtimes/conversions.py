@@ -1,6 +1,6 @@
 """The conversions of a student to the runtimes besides ONNX Runtime: ExecuTorch, LiteRT and Core ML."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from isthmus.distill.declaration import COREML, EXECUTORCH, LITERT, Distillation
@@ -19,12 +19,13 @@ from isthmus.distill.types import Index
 class Conversion(NamedTuple):
     """The conversion of a student for a runtime; `program` is the class that runs the converted files.
 
-    `files` takes a student and the numbers of the training rows. It returns a function per file name, fp32 first, then
-    in the order of preference. Each function converts the student to this file, or raises a GateFailed.
+    `files` takes a student, the numbers of the training rows, and the optional precisions that are wanted. It returns a
+    function per file name, fp32 first, then in the order of preference. Each function converts the student to this
+    file, or raises a GateFailed.
     """
 
     program: type[Program]
-    files: Callable[[Portable, Index], Mapping[str, Callable[[], Converted]]]
+    files: Callable[[Portable, Index, Collection[str]], Mapping[str, Callable[[], Converted]]]
 
 
 CONVERSIONS: Mapping[str, Conversion] = {

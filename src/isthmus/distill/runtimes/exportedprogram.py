@@ -5,8 +5,10 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -15,10 +17,7 @@ from isthmus.distill.runtimes.libraries import Libraries
 from isthmus.distill.runtimes.network import Converted, Portable, quiet, unconvertible
 
 SECONDS = 900
-"""Time limit of a conversion, in seconds."""
-
-_FAILED = 3
-"""Exit code of a process whose last line on stderr is the reason."""
+"""Time limit of the conversions to a runtime, in seconds."""
 
 
 class _Named(nn.Module):
@@ -35,19 +34,41 @@ class _Named(nn.Module):
         self.forward = forward
 
 
-def convert(part: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
-    """Convert a student to a model file of LiteRT or Core ML, which computes one row at a time, in a child process.
+def conversions(
+    part: Portable, files: Sequence[str], libraries: Libraries, module: str, padded: Callable[[], Sequence[str]] = tuple
+) -> Mapping[str, Callable[[], Converted]]:
+    """Return a function per model file of LiteRT or Core ML, which converts a student so that it computes single rows.
+
+    The first call converts to all files in one child process, because its imports take longer than a conversion.
 
     Args:
         part: part of the student to convert.
-        file: name of the model file.
+        files: names of the model files.
         libraries: libraries of the runtime, named in errors.
         module: module to run as the child process; it calls `serve`.
-        padded: named sizes to fix at their maximum, so that inputs must be padded; other named sizes stay variable.
+        padded: returns the named sizes to fix at their maximum, so that inputs must be padded; other named sizes stay
+            variable.
 
     Raises:
-        GateFailed: the conversion fails or takes more than 15 minutes.
+        GateFailed: the conversion fails, or all take more than 15 minutes. Raised by the functions.
     """
+
+    @cache
+    def converted() -> Mapping[str, bytes | str]:
+        return _convert(part, files, libraries, module, padded())
+
+    def program(file: str) -> Converted:
+        if isinstance(model := converted()[file], str):
+            raise unconvertible(file, libraries, model)
+        return Converted(file, model, part.max_sizes(file, libraries.name), tuple(padded()))
+
+    return {file: partial(program, file) for file in files}
+
+
+def _convert(
+    part: Portable, files: Sequence[str], libraries: Libraries, module: str, padded: Sequence[str]
+) -> Mapping[str, bytes | str]:
+    file = files[0]
     network, max_sizes = part.require(file, libraries.name), part.max_sizes(file, libraries.name)
     names = [tensor.name for tensor in part.tensors]
     sizes = part.open_sizes({name: size for name, size in max_sizes.items() if name not in padded})
@@ -61,35 +82,33 @@ def convert(part: Portable, file: str, libraries: Libraries, module: str, padded
         raise unconvertible(file, libraries, error) from error
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter and a module of this package
-            [sys.executable, "-P", "-W", "ignore", "-m", module, file], input=buffer.getvalue(), capture_output=True,
+            [sys.executable, "-P", "-W", "ignore", "-m", module, *files], input=buffer.getvalue(), capture_output=True,
             check=False, timeout=SECONDS, env={**os.environ, **_ENVIRONMENT},
         )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise unconvertible(file, libraries, f"no answer in {SECONDS} seconds") from error
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(files, f"no answer in {SECONDS} seconds")
     if done.returncode:
         lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
         reason = lines[-1] if lines else "no output"
-        if done.returncode != _FAILED:
-            reason = f"its process exited with {done.returncode}: {reason}"
-        raise unconvertible(file, libraries, reason)
-    return Converted(file, done.stdout, max_sizes, padded)
+        return dict.fromkeys(files, f"its process exited with {done.returncode}: {reason}")
+    return msgspec.msgpack.decode(done.stdout, type=dict[str, bytes | str])
 
 
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}
 """Environment of a conversion: the same on all machines, without accelerators or random hash seeds."""
 
 
-def serve(converting: Callable[[ExportedProgram], bytes]) -> None:
+def serve(converting: Callable[[ExportedProgram, str], bytes]) -> None:
+    """Run the child process of `conversions`: read a program from stdin, write a model or a reason for each file."""
     result = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print to stdout
-    program = torch.export.load(io.BytesIO(sys.stdin.buffer.read()))
-    try:
-        model = converting(program)
-    except Exception as error:  # noqa: BLE001 - any error is blamed on the converter
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        sys.stderr.write(f"\n{first}\n")
-        sys.stderr.flush()
-        os._exit(_FAILED)
-    result.write(model)
+    program, models = torch.export.load(io.BytesIO(sys.stdin.buffer.read())), dict[str, bytes | str]()
+    for file in sys.argv[1:]:
+        try:
+            models[file] = converting(program, file)
+        except Exception as error:  # noqa: BLE001 - any error is blamed on the converter
+            lines = (line.strip() for line in str(error).splitlines() if line.strip())
+            models[file] = next(lines, type(error).__name__)
+    result.write(msgspec.msgpack.encode(models))
     result.flush()
     os._exit(0)  # the converters' threads may never end

@@ -5,8 +5,7 @@ import json
 import sys
 import uuid
 import zipfile
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from isthmus.distill.onnx.quantize import COMPRESSED, LEAST_TABLE
 from isthmus.distill.runtimes.coreml.process import LIBRARIES, MODEL, WEIGHTS
-from isthmus.distill.runtimes.exportedprogram import convert, serve
+from isthmus.distill.runtimes.exportedprogram import conversions, serve
 from isthmus.distill.runtimes.network import Converted, Portable
 from isthmus.distill.types import Index
 
@@ -26,13 +25,9 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _UNUSED = ("executorch", "sklearn", "torchao")
 
 
-def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
-    names = [f"{of.part}.{precision}.mlpackage.zip" for precision in ("fp32", *COMPRESSED)]
-    return {name: partial(convert_student, of, name) for name in names}
-
-
-def convert_student(of: Portable, file: str) -> Converted:
-    return convert(of, file, LIBRARIES, "isthmus.distill.runtimes.coreml.export")
+def files(of: Portable, _train: Index, precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
+    names = [f"{of.part}.{each}.mlpackage.zip" for each in ("fp32", *COMPRESSED) if each in {"fp32", *precisions}]
+    return conversions(of, names, LIBRARIES, "isthmus.distill.runtimes.coreml.export")
 
 
 def _convert(program: ExportedProgram, file: str) -> bytes:
@@ -96,4 +91,4 @@ def _manifest(parts: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(partial(_convert, file=sys.argv[1]))
+    serve(_convert)

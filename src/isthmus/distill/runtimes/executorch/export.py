@@ -1,6 +1,6 @@
 """Converts a student or a language model to an ExecuTorch program, which phones run without ONNX Runtime."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ _NARROWEST = 2**-12
 """Smallest scale of a range, as in XNNPACK's quantizer."""
 
 
-def files(of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
+def files(of: Portable, train: Index, _precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
     rows = train[evenly_spaced(len(train), CALIBRATION_ROWS)]
     return {
         f"{of.part}.fp32.pte": partial(convert_student, of),
@@ -90,7 +90,10 @@ def _quantized(exported: ExportedProgram, rows: Iterable[tuple[Tensor, ...]]) ->
     # Minimum to maximum, as in ONNX. The default, histograms, takes a second per image frame.
     ranges = replace(default.input_activation, observer_or_fake_quant_ctr=MinMaxObserver.with_args(eps=_NARROWEST))
     config = replace(default, input_activation=ranges, output_activation=ranges)
-    prepared = prepare_pt2e(exported.module(), Quantizer().set_global(config))
+    quantizer, operators = Quantizer(), {node.target for node in exported.graph.nodes}
+    # It takes seconds to look for a pattern.
+    quantizer.SUPPORTED_PATTERNS = [each for each in quantizer.SUPPORTED_PATTERNS if each.op_overloads & operators]
+    prepared = prepare_pt2e(exported.module(), quantizer.set_global(config))
     for tensors in rows:
         prepared(*tensors)
     result: nn.Module = convert_pt2e(prepared)

@@ -1,7 +1,6 @@
 """Converts a student to a LiteRT model. Run with `python -m`, it is the child process that converts."""
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,19 +8,19 @@ from tempfile import TemporaryDirectory
 from torch.export import ExportedProgram
 
 from isthmus.distill.onnx.quantize import COMPRESSED
-from isthmus.distill.runtimes.exportedprogram import convert, serve
+from isthmus.distill.runtimes.exportedprogram import conversions, serve
 from isthmus.distill.runtimes.litert.process import LIBRARIES
 from isthmus.distill.runtimes.network import Converted, Portable
 from isthmus.distill.types import Index
 from isthmus.features.errors import GateFailed
 
 
-def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
-    names = [f"{of.part}.{precision}.tflite" for precision in ("fp32", *COMPRESSED)]
-    return {name: partial(convert_student, of, name) for name in names}
+def files(of: Portable, _train: Index, precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
+    names = [f"{of.part}.{each}.tflite" for each in ("fp32", *COMPRESSED) if each in {"fp32", *precisions}]
+    return conversions(of, names, LIBRARIES, "isthmus.distill.runtimes.litert.export", partial(_opened, of, names[0]))
 
 
-def convert_student(of: Portable, file: str) -> Converted:
+def _opened(of: Portable, file: str) -> list[str]:
     opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]
     if unfixed := [size for size in opened if size not in of.padded]:
         raise GateFailed(
@@ -31,7 +30,7 @@ def convert_student(of: Portable, file: str) -> Converted:
             remedy=f"set padded = [{unfixed[0]!r}] in the task if padding with zeros does not change the outputs, or "
             "use the files in ONNX or ORT format",
         )
-    return convert(of, file, LIBRARIES, "isthmus.distill.runtimes.litert.export", tuple(opened))
+    return opened
 
 
 def _convert(program: ExportedProgram, file: str) -> bytes:
@@ -70,4 +69,4 @@ def _compressed(model: Path, precision: str) -> bytes:
 
 
 if __name__ == "__main__":
-    serve(partial(_convert, file=sys.argv[1]))
+    serve(_convert)
