@@ -22,6 +22,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
+from isthmus.distill.types import Array
 from isthmus.features.request.layout import VALID, Layout, input_name
 from isthmus.features.types import TYPES
 from isthmus.features.values.columns import Values, from_python
@@ -82,12 +83,20 @@ def lines(
     yield "columns " + " ".join(f"{name}:{dtype}" for name, dtype in dtypes.items())
     elements = [element for _, element, slots in form["outputs"] for _ in slots]
     inputs = [columns[name].tolist(TYPES[dtype]) for name, dtype in dtypes.items()]
-    outputs = [column for array in answers[:-1] for column in array.T.tolist()]
-    for values, found, refused in zip(zip(*inputs, strict=True), zip(*outputs, strict=True), answers[-1], strict=True):
+    outputs = [column for array in answers[:-1] for column in array.T]
+    answered = zip(*map(_shown, outputs, elements), strict=True)
+    for values, answer, refused in zip(zip(*inputs, strict=True), answered, answers[-1], strict=True):
         fed = ["-" if value is None else shown(value, TYPES[dtype].tensor)
                for value, dtype in zip(values, dtypes.values(), strict=True)]  # fmt: skip
-        answer = [shown(value, element) for value, element in zip(found, elements, strict=True)]
         yield f"row {' '.join(fed)} = {' '.join(answer)} {int(refused)}"
+
+
+def _shown(column: Array, element: str) -> Sequence[str]:
+    if element not in REALS:
+        return [shown(value, element) for value in column.tolist()]
+    text, width = column.astype(column.dtype.newbyteorder(">")).tobytes().hex(), 2 * column.itemsize
+    nan = np.isnan(column).tolist()
+    return ["nan" if nan[row] else text[row * width : (row + 1) * width] for row in range(len(column))]
 
 
 def session(graph: bytes) -> ort.InferenceSession:
