@@ -24,7 +24,7 @@ test: needs $(INSTALLED) browser
 # The slower tests that a release must also pass: complete examples, Dagster in a browser, Spark Connect and a cluster,
 # PostgreSQL, kills. Without a PostgreSQL server its tests are skipped, except in CI, where they fail.
 accept: needs $(COMPILED) browser phones objectstore
-	$(PYTEST) -m accept
+	$(PYTEST) -m "accept and not slowest"
 
 # Check for the programs that must be installed by hand, before anything else is installed.
 .PHONY: needs
@@ -64,11 +64,11 @@ swagger:
 	cp $(RELEASE)/LICENSE $(RELEASE)/NOTICE $(RELEASE)/swagger-ui-bundle.js.LICENSE.txt $(WEB)
 	rm -r $(WEB)/node_modules
 
-# Run property tests with 1,000 examples each, and other tests with more kills, requests and rows.
+# Run property tests with 1,000 examples each, other tests with more kills, requests and rows, and the slowest tests.
 # tests/thorough.txt records the last run that passed.
-thorough: needs $(COMPILED) browser
+thorough: needs $(COMPILED) browser phones
 	TEST_DAMAGED=250 TEST_KILLS=20 TEST_LOOKUPS=100000 TEST_REQUESTS=1000 TEST_ROWS=1000 TEST_EXPRESSIONS=1000 \
-		TEST_BATCH_ROWS=56000 HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "hypothesis or thorough" --timeout=7200 -o faulthandler_timeout=7500
+		TEST_BATCH_ROWS=56000 HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "hypothesis or thorough or slowest" --timeout=7200 -o faulthandler_timeout=7500
 	echo "make thorough last passed on $$(date -u +%F), on commit $$(git rev-parse --short HEAD)." | tee tests/thorough.txt
 
 EXECUTORCH := src/isthmus/distill/executorch.txt

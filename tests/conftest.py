@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Let `make accept` import only the files that have a test for it: each of three workers imports them all."""
-    without = config.option.markexpr == "accept" and collection_path.name.startswith("test_")
+    without = config.option.markexpr == "accept and not slowest" and collection_path.name.startswith("test_")
     return True if without and b"accept" not in collection_path.read_bytes() else None
 
 

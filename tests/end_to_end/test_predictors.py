@@ -38,7 +38,14 @@ def blocks(package: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (package / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+USUAL = ("classes", "vectors")
+"""Kinds with the most to read: classes by name, and vectors."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[kind if kind in USUAL else pytest.param(kind, marks=pytest.mark.slowest) for kind in KINDS],
+)
 def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package of a label of each kind, with stored features on the device."""
     return Artifacts.of(Project(exported_shop(tmp_path_factory, request.param)), None).last_package()
@@ -121,7 +128,7 @@ for file in sys.argv[1:]:
 """
 
 
-@pytest.fixture(scope="session", params=["1.19.2", "1.22.1"])
+@pytest.fixture(scope="session", params=["1.19.2", pytest.param("1.22.1", marks=pytest.mark.slowest)])
 def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A release of ONNX Runtime and the folder that it is installed in, with the NumPy of its time."""
     folder = tmp_path_factory.mktemp("runtime")

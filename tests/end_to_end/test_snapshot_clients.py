@@ -156,6 +156,7 @@ def test_it_has_the_rows_of_its_owner_alone(command: Command, tmp_path: Path, re
         assert [phone("update"), phone("row c7")] == ["offline", "present -1 null"]
 
 
+@pytest.mark.slowest
 def test_killed_at_any_moment_of_an_update_it_has_the_old_or_the_new(
     command: Command, tmp_path: Path, redis_url: str
 ) -> None:

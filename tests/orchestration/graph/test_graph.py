@@ -490,6 +490,7 @@ class _Killed(IsthmusResource):
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 @pytest.mark.timeout(900)
 def test_every_step_may_be_killed_and_ends_with_the_same_content(ran: Dagster, tmp_path: Path) -> None:
     root = tmp_path / "shop"

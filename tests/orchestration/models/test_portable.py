@@ -126,7 +126,10 @@ def test_a_missing_library_is_said_before_the_first_step(tmp_path: Path, monkeyp
 
 
 @pytest.mark.accept
-@pytest.mark.parametrize(("kind", "output"), [("classes", "probabilities"), ("number", "value"), ("rank", "score")])
+@pytest.mark.parametrize(("kind", "output"), [
+    ("classes", "probabilities"), pytest.param("number", "value", marks=pytest.mark.slowest),
+    pytest.param("rank", "score", marks=pytest.mark.slowest),
+])  # fmt: skip
 def test_a_label_of_each_kind_has_a_core_for_each_runtime(
     installed: None, kind: str, output: str, tmp_path: Path
 ) -> None:

@@ -20,6 +20,11 @@ SECONDS = 900
 """Time limit of the conversions to a runtime, in seconds."""
 
 
+class _Model(msgspec.Struct):
+    model: bytes = b""
+    error: str = ""
+
+
 class _Named(nn.Module):
     def __init__(self, network: nn.Module, tensors: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
@@ -54,20 +59,21 @@ def conversions(
     """
 
     @cache
-    def converted() -> Mapping[str, bytes | str]:
+    def converted() -> Mapping[str, _Model]:
         return _convert(part, files, libraries, module, padded())
 
     def program(file: str) -> Converted:
-        if isinstance(model := converted()[file], str):
-            raise unconvertible(file, libraries, model)
-        return Converted(file, model, part.max_sizes(file, libraries.name), tuple(padded()))
+        made = converted()[file]
+        if made.error:
+            raise unconvertible(file, libraries, made.error)
+        return Converted(file, made.model, part.max_sizes(file, libraries.name), tuple(padded()))
 
     return {file: partial(program, file) for file in files}
 
 
 def _convert(
     part: Portable, files: Sequence[str], libraries: Libraries, module: str, padded: Sequence[str]
-) -> Mapping[str, bytes | str]:
+) -> Mapping[str, _Model]:
     file = files[0]
     network, max_sizes = part.require(file, libraries.name), part.max_sizes(file, libraries.name)
     names = [tensor.name for tensor in part.tensors]
@@ -86,12 +92,12 @@ def _convert(
             check=False, timeout=SECONDS, env={**os.environ, **_ENVIRONMENT},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return dict.fromkeys(files, f"no answer in {SECONDS} seconds")
+        return dict.fromkeys(files, _Model(error=f"no answer in {SECONDS} seconds"))
     if done.returncode:
         lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
         reason = lines[-1] if lines else "no output"
-        return dict.fromkeys(files, f"its process exited with {done.returncode}: {reason}")
-    return msgspec.msgpack.decode(done.stdout, type=dict[str, bytes | str])
+        return dict.fromkeys(files, _Model(error=f"its process exited with {done.returncode}: {reason}"))
+    return msgspec.msgpack.decode(done.stdout, type=dict[str, _Model])
 
 
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}
@@ -102,13 +108,13 @@ def serve(converting: Callable[[ExportedProgram, str], bytes]) -> None:
     """Run the child process of `conversions`: read a program from stdin, write a model or a reason for each file."""
     result = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print to stdout
-    program, models = torch.export.load(io.BytesIO(sys.stdin.buffer.read())), dict[str, bytes | str]()
+    program, models = torch.export.load(io.BytesIO(sys.stdin.buffer.read())), dict[str, _Model]()
     for file in sys.argv[1:]:
         try:
-            models[file] = converting(program, file)
+            models[file] = _Model(converting(program, file))
         except Exception as error:  # noqa: BLE001 - any error is blamed on the converter
             lines = (line.strip() for line in str(error).splitlines() if line.strip())
-            models[file] = next(lines, type(error).__name__)
+            models[file] = _Model(error=next(lines, type(error).__name__))
     result.write(msgspec.msgpack.encode(models))
     result.flush()
     os._exit(0)  # the converters' threads may never end
