@@ -532,9 +532,9 @@ def test_the_first_process_decides_when_two_processes_stop(tmp_path: Path) -> No
 
 
 @pytest.mark.accept
-@pytest.mark.parametrize(
-    "mode", [each if each == "from 0 to 0" else pytest.param(each, marks=pytest.mark.slowest) for each in fading.WEIGHTS]
-)
+@pytest.mark.parametrize("mode", [
+    mode if mode == "from 0 to 0" else pytest.param(mode, marks=pytest.mark.slowest) for mode in fading.WEIGHTS
+])  # fmt: skip
 def test_two_processes_are_one_though_a_loss_comes_and_goes(tmp_path: Path, mode: str) -> None:
     with launched(tmp_path, "", mode, str(tmp_path / "result"), module="tests.distill.fading") as both:
         said, _ = both.communicate(timeout=120)
