@@ -73,7 +73,7 @@ thorough: needs $(COMPILED) browser phones
 
 EXECUTORCH := src/isthmus/distill/executorch.txt
 
-# Converters for LiteRT and Core ML, 800 MB. Only `make accept` needs them.
+# Converters for LiteRT and Core ML, 800 MB. Only `make accept` and `make thorough` need them.
 PHONES := src/isthmus/distill/litert.txt src/isthmus/distill/coreml.txt
 .PHONY: phones
 phones: $(INSTALLED)

@@ -31,7 +31,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.accept
 @pytest.mark.timeout(900)
-def test_the_installation_works_as_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.slowest)])
+def test_the_installation_works_as_written(tmp_path: Path, installer: str) -> None:
     """Run the installation that the README and the documentation print, then the tests of a new project."""
     pages = ("README.md", "docs/index.md", "docs/tutorial.md", "docs/command-line.md")
     (printed,) = {
@@ -42,11 +43,12 @@ def test_the_installation_works_as_written(tmp_path: Path) -> None:
     }
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "isthmus")], check=True)
     # uv installs the same in less time, except where only pip is told of an index.
-    faster = f'pip() {{ "{Path(sys.executable).with_name("uv")}" pip "$@" || command pip "$@"; }}'
+    uv = f'pip() {{ "{Path(sys.executable).with_name("uv")}" pip "$@" || command pip "$@"; }}\n'
     steps = f"{printed}isthmus init shop\ncd shop\npython -m pytest -q -W error\nisthmus --version"
+    steps = uv + steps if installer == "uv" else steps
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        ["bash", "-c", f"set -e\n{faster}\n{steps}"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        ["bash", "-c", f"set -e\n{steps}"], cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**bare, "UV_NATIVE_TLS": "1", "UV_FIND_LINKS": bare.get("PIP_FIND_LINKS", "")},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

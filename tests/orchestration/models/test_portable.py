@@ -24,6 +24,7 @@ from isthmus.distill.onnx.runtime import tensor_info
 from isthmus.distill.preflight import rehearse
 from isthmus.distill.restore import create_task, restore
 from isthmus.distill.runtimes.conversions import CONVERSIONS
+from isthmus.distill.runtimes.exportedprogram import conversions
 from isthmus.distill.runtimes.litert.process import LIBRARIES as LITERT
 from isthmus.distill.runtimes.litert.process import LiteRTProgram
 from isthmus.distill.runtimes.network import Converted, Portable, portable_part, run_program
@@ -203,7 +204,8 @@ def test_compressed_files_are_smaller_and_within_their_tolerance(installed: None
             assert 1e-6 < variant.worst < 0.02
     shown = verify(report.path, "--runtime", "coreml", "--json")
     assert (shown.returncode, shown.stderr) == (0, "")
-    _require_same_bytes(material(training_set(ROWS), **asked), trained.path, report.path, "w8")
+    # Without w8, which the package's process converted before.
+    _require_same_bytes(material(training_set(ROWS), **asked), trained.path, report.path, "fp16")
 
 
 def _require_same_bytes(rows: Material, trained: Path, package: Path, precision: str) -> None:
@@ -283,6 +285,31 @@ def _litert(of: Portable) -> Converted:
 def test_an_open_size_that_nothing_may_fill_up_is_named() -> None:
     with pytest.raises(GateFailed, match=r"size P is dynamic; .*padded = \['P'\]"):
         _litert(_masked())
+
+
+CONVERTING = """
+import os
+from isthmus.distill.runtimes.exportedprogram import serve
+
+def convert(program, file):
+    if "w8" in file:
+        raise ValueError("no such operator")
+    return b"model" if "fp32" in file else os._exit(9)
+
+serve(convert)
+"""
+
+
+def test_a_conversion_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "converting.py").write_text(CONVERTING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    files = [f"model.{precision}.tflite" for precision in ("fp32", "w8", "fp16")]
+    fp32, w8, fp16 = conversions(_masked("P"), files, LITERT, "converting", lambda _file: ("P",)).values()
+    assert fp32().model == b"model"
+    with pytest.raises(GateFailed, match=r"model\.w8\.tflite: LiteRT cannot convert the student: no such operator"):
+        w8()
+    with pytest.raises(GateFailed, match=r"model\.fp16\.tflite: .*: its process exited with 9: no output"):
+        fp16()
 
 
 @pytest.mark.accept

@@ -84,7 +84,7 @@ def lines(
     elements = [element for _, element, slots in form["outputs"] for _ in slots]
     inputs = [columns[name].tolist(TYPES[dtype]) for name, dtype in dtypes.items()]
     outputs = [column for array in answers[:-1] for column in array.T]
-    answered = zip(*map(_shown, outputs, elements), strict=True)
+    answered = zip(*(_shown(*each) for each in zip(outputs, elements, strict=True)), strict=True)
     for values, answer, refused in zip(zip(*inputs, strict=True), answered, answers[-1], strict=True):
         fed = ["-" if value is None else shown(value, TYPES[dtype].tensor)
                for value, dtype in zip(values, dtypes.values(), strict=True)]  # fmt: skip

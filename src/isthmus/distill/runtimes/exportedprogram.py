@@ -7,8 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -20,9 +21,8 @@ SECONDS = 900
 """Time limit of the conversions to a runtime, in seconds."""
 
 
-class _Model(msgspec.Struct):
-    model: bytes = b""
-    error: str = ""
+_ERROR, _PART = ".error", ".part"
+"""What follows the name of a model file in the names of its error and of its unfinished content."""
 
 
 class _Named(nn.Module):
@@ -40,7 +40,11 @@ class _Named(nn.Module):
 
 
 def conversions(
-    part: Portable, files: Sequence[str], libraries: Libraries, module: str, padded: Callable[[], Sequence[str]] = tuple
+    part: Portable,
+    files: Sequence[str],
+    libraries: Libraries,
+    module: str,
+    padded: Callable[[str], Sequence[str]] = lambda _file: (),
 ) -> Mapping[str, Callable[[], Converted]]:
     """Return a function per model file of LiteRT or Core ML, which converts a student so that it computes single rows.
 
@@ -51,29 +55,31 @@ def conversions(
         files: names of the model files.
         libraries: libraries of the runtime, named in errors.
         module: module to run as the child process; it calls `serve`.
-        padded: returns the named sizes to fix at their maximum, so that inputs must be padded; other named sizes stay
-            variable.
+        padded: returns the named sizes to fix at their maximum in a file, so that inputs must be padded; other named
+            sizes stay variable.
 
     Raises:
-        GateFailed: the conversion fails, or all take more than 15 minutes. Raised by the functions.
+        GateFailed: from a returned function, if the conversion to its file fails, or if it had not ended 15 minutes
+            after the first call.
     """
 
     @cache
-    def converted() -> Mapping[str, _Model]:
-        return _convert(part, files, libraries, module, padded())
+    def converted() -> Mapping[str, bytes | str]:
+        return _convert(part, files, libraries, module, padded(files[0]))
 
     def program(file: str) -> Converted:
-        made = converted()[file]
-        if made.error:
-            raise unconvertible(file, libraries, made.error)
-        return Converted(file, made.model, part.max_sizes(file, libraries.name), tuple(padded()))
+        part.require(file, libraries.name)
+        max_sizes, fixed = part.max_sizes(file, libraries.name), tuple(padded(file))
+        if isinstance(model := converted()[file], str):
+            raise unconvertible(file, libraries, model)
+        return Converted(file, model, max_sizes, fixed)
 
     return {file: partial(program, file) for file in files}
 
 
 def _convert(
     part: Portable, files: Sequence[str], libraries: Libraries, module: str, padded: Sequence[str]
-) -> Mapping[str, _Model]:
+) -> Mapping[str, bytes | str]:
     file = files[0]
     network, max_sizes = part.require(file, libraries.name), part.max_sizes(file, libraries.name)
     names = [tensor.name for tensor in part.tensors]
@@ -86,18 +92,25 @@ def _convert(
             torch.export.save(torch.export.export(named, (), part.examples(max_sizes), dynamic_shapes=shapes), buffer)
     except Exception as error:  # torch's errors share no base class
         raise unconvertible(file, libraries, error) from error
-    try:
-        done = subprocess.run(  # noqa: S603 - this interpreter and a module of this package
-            [sys.executable, "-P", "-W", "ignore", "-m", module, *files], input=buffer.getvalue(), capture_output=True,
-            check=False, timeout=SECONDS, env={**os.environ, **_ENVIRONMENT},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return dict.fromkeys(files, _Model(error=f"no answer in {SECONDS} seconds"))
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        reason = lines[-1] if lines else "no output"
-        return dict.fromkeys(files, _Model(error=f"its process exited with {done.returncode}: {reason}"))
-    return msgspec.msgpack.decode(done.stdout, type=dict[str, _Model])
+    with TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(  # noqa: S603 - this interpreter and a module of this package
+                [sys.executable, "-P", "-W", "ignore", "-m", module, folder, *files], input=buffer.getvalue(),
+                capture_output=True, check=False, timeout=SECONDS, env={**os.environ, **_ENVIRONMENT},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            reason = f"no answer in {SECONDS} seconds"
+        else:
+            lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+            reason = f"its process exited with {done.returncode}: {lines[-1] if lines else 'no output'}"
+        return {file: _result(Path(folder) / file, reason) for file in files}
+
+
+def _result(file: Path, reason: str) -> bytes | str:
+    if file.exists():
+        return file.read_bytes()
+    error = file.with_name(file.name + _ERROR)
+    return error.read_text(encoding="utf-8") if error.exists() else reason
 
 
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}
@@ -105,16 +118,19 @@ _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}
 
 
 def serve(converting: Callable[[ExportedProgram, str], bytes]) -> None:
-    """Run the child process of `conversions`: read a program from stdin, write a model or a reason for each file."""
-    result = os.fdopen(os.dup(1), "wb")
+    """Run the child process of `conversions`: read a program from stdin, and write each file or the error instead."""
     os.dup2(2, 1)  # libraries print to stdout
-    program, models = torch.export.load(io.BytesIO(sys.stdin.buffer.read())), dict[str, _Model]()
-    for file in sys.argv[1:]:
+    folder, *files = sys.argv[1:]
+    program = torch.export.load(io.BytesIO(sys.stdin.buffer.read()))
+    for file in files:
+        path = Path(folder) / file
         try:
-            models[file] = _Model(converting(program, file))
+            model = converting(program, file)
         except Exception as error:  # noqa: BLE001 - any error is blamed on the converter
-            lines = (line.strip() for line in str(error).splitlines() if line.strip())
-            models[file] = _Model(error=next(lines, type(error).__name__))
-    result.write(msgspec.msgpack.encode(models))
-    result.flush()
+            text = str(error).strip() or type(error).__name__
+            path.with_name(path.name + _ERROR).write_text(text, encoding="utf-8", errors="replace")
+            continue
+        # The process may be killed while it writes.
+        path.with_name(path.name + _PART).write_bytes(model)
+        path.with_name(path.name + _PART).replace(path)
     os._exit(0)  # the converters' threads may never end

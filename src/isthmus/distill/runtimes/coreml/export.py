@@ -23,6 +23,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 """The earliest date in a zip, for reproducible bytes."""
 
 _UNUSED = ("executorch", "sklearn", "torchao")
+"""Packages that coremltools imports if they are installed, for ten seconds. It needs them for other models."""
 
 
 def files(of: Portable, _train: Index, precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
@@ -31,7 +32,6 @@ def files(of: Portable, _train: Index, precisions: Collection[str]) -> Mapping[s
 
 
 def _convert(program: ExportedProgram, file: str) -> bytes:
-    # coremltools would import these for ten seconds, to convert other models.
     sys.modules.update(dict.fromkeys(_UNUSED))  # type: ignore[arg-type]
     # These imports take three seconds.
     import coremltools

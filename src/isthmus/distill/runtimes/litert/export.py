@@ -1,9 +1,10 @@
 """Converts a student to a LiteRT model. Run with `python -m`, it is the child process that converts."""
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from torch.export import ExportedProgram
 
@@ -17,7 +18,7 @@ from isthmus.features.errors import GateFailed
 
 def files(of: Portable, _train: Index, precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
     names = [f"{of.part}.{each}.tflite" for each in ("fp32", *COMPRESSED) if each in {"fp32", *precisions}]
-    return conversions(of, names, LIBRARIES, "isthmus.distill.runtimes.litert.export", partial(_opened, of, names[0]))
+    return conversions(of, names, LIBRARIES, "isthmus.distill.runtimes.litert.export", partial(_opened, of))
 
 
 def _opened(of: Portable, file: str) -> list[str]:
@@ -34,17 +35,21 @@ def _opened(of: Portable, file: str) -> list[str]:
 
 
 def _convert(program: ExportedProgram, file: str) -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.tflite"
+        _whole(program).export(str(path))
+        return _compressed(path, file.split(".")[1])
+
+
+@cache
+def _whole(program: ExportedProgram) -> Any:
     # These imports take eight seconds.
     import litert_torch
 
-    assert program.example_inputs is not None  # noqa: S101 - `convert` exports with them
+    assert program.example_inputs is not None  # noqa: S101 - `conversions` exports with them
     _, examples = program.example_inputs
     wide = any(tensor.element_size() == 8 for tensor in examples.values())
-    model = litert_torch.convert(program.module(), sample_kwargs=examples, strict_export=False, enable_x64=wide)
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "model.tflite"
-        model.export(str(path))
-        return _compressed(path, file.split(".")[1])
+    return litert_torch.convert(program.module(), sample_kwargs=examples, strict_export=False, enable_x64=wide)
 
 
 def _compressed(model: Path, precision: str) -> bytes:
