@@ -22,7 +22,7 @@ SECONDS = 900
 
 
 _ERROR, _PART = ".error", ".part"
-"""What follows the name of a model file in the names of its error and of its unfinished content."""
+"""Endings of the names of a file's error and of its unfinished content."""
 
 
 class _Named(nn.Module):
