@@ -149,6 +149,36 @@ def test_a_label_of_each_kind_has_a_core_for_each_runtime(
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
+@pytest.mark.parametrize(("kind", "output"), [("classes", "probabilities"), ("number", "value"), ("rank", "score")])
+def test_a_package_of_each_kind_has_a_core_for_each_runtime(
+    installed: None, kind: str, output: str, tmp_path: Path
+) -> None:
+    rows = material_of(kind, labelled(kind, ROWS), **TABLE, runtimes=RUNTIMES, gates=[])
+    folders = {name: tmp_path / name for name in ("models", "cache", "runs")}
+    trained = distill(rows, folder=folders["models"], cache=folders["cache"], runs=folders["runs"])
+    report = export(
+        rows, trained.path, tmp_path / "packages", contract=json.loads(CONTRACT.dumps()),
+        profile=replace(SERVING, precision="fp32"), cache=folders["cache"],
+    )  # fmt: skip
+    # In INT8 ExecuTorch may be too far from the student; then the package says so.
+    assert report.left_out.keys() <= {"core.int8.pte"}
+    package = open_package(report.path)
+    assert {variant.file for variant in package.manifest.variants if variant.core} >= FILES - {"core.int8.pte"}
+    assert [tensor.name for tensor in package.manifest.outputs] == [output]
+    compared = check_package(rows, package, trained.path, rows=50)
+    assert {verdict.differing for verdict in compared.values()} == {0}
+
+
+@pytest.mark.accept
+@pytest.mark.slowest
+def test_a_package_is_made_again_with_the_same_digest(
+    of_table: ExportReport, table: DistillationReport, tmp_path: Path
+) -> None:
+    assert packaged(table.path, tmp_path, **TABLE, runtimes=RUNTIMES).digest == of_table.digest
+
+
+@pytest.mark.accept
 def test_a_table_has_a_core_for_each_runtime(of_table: ExportReport, table: DistillationReport) -> None:
     assert of_table.left_out == {}
     assert of_table.graph_parity == ["core.fp32.mlpackage.zip"]

@@ -18,8 +18,7 @@ from isthmus.distill.runtimes.libraries import Libraries
 from isthmus.distill.runtimes.network import Converted, Portable, quiet, unconvertible
 
 SECONDS = 900
-"""Time limit of the conversions to a runtime, in seconds."""
-
+"""Time limit of a conversion, in seconds."""
 
 _ERROR, _PART = ".error", ".part"
 """Endings of the names of a file's error and of its unfinished content."""
@@ -59,8 +58,8 @@ def conversions(
             sizes stay variable.
 
     Raises:
-        GateFailed: from a returned function, if the conversion to its file fails, or if it had not ended 15 minutes
-            after the first call.
+        GateFailed: from a returned function, if the conversion to its file fails, or if the conversions to all files
+            take more than 15 minutes per file.
     """
 
     @cache
@@ -96,10 +95,10 @@ def _convert(
         try:
             done = subprocess.run(  # noqa: S603 - this interpreter and a module of this package
                 [sys.executable, "-P", "-W", "ignore", "-m", module, folder, *files], input=buffer.getvalue(),
-                capture_output=True, check=False, timeout=SECONDS, env={**os.environ, **_ENVIRONMENT},
+                capture_output=True, check=False, timeout=SECONDS * len(files), env={**os.environ, **_ENVIRONMENT},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            reason = f"no answer in {SECONDS} seconds"
+            reason = f"no answer in {SECONDS * len(files)} seconds"
         else:
             lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
             reason = f"its process exited with {done.returncode}: {lines[-1] if lines else 'no output'}"
