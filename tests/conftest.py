@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -11,11 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import jvm
+
 # What modules consist of is no garbage: half of the time of importing them would go into looking for it.
 gc.disable()
 
 # The environments that tests install import few of their modules, and compiling all takes longer than the installation.
 os.environ["PIP_COMPILE"] = "0"
+os.environ["SPARK_SUBMIT_OPTS"] = jvm.options()
 
 settings.register_profile("default", max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
@@ -75,6 +79,15 @@ def pytest_collection_finish() -> None:
     """Looks for garbage from here on, and never among what was imported."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print the name of a failed test at once: a run that is stopped, as one in CI is, has no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        sys.stdout.write(f"\nFAILED {report.nodeid} ({report.when}): {crash or report.longrepr}"[:1000] + "\n")
+        sys.stdout.flush()
 
 
 def pytest_runtest_setup() -> None:

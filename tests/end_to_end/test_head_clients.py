@@ -45,6 +45,7 @@ def test_it_answers_in_all_cases_as_the_other_readers(command: Command, tmp_path
     assert _answered(command, wrong) == (1, f"{count - 3} passed, 3 failed")
 
 
+@pytest.mark.slowest
 def test_it_computes_all_functions_in_ten_thousand_rows(command: Command, tmp_path: Path) -> None:
     with traced():
         portion = Portion(exact())

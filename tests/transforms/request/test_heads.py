@@ -115,6 +115,7 @@ def test_python_and_javascript_answer_as_the_runtime(portable: Portion, tmp_path
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_they_do_so_in_ten_thousand_rows(portable: Portion, tmp_path: Path) -> None:
     assert differing(portable, drawn(ROWS, 2)) == []
     assert answered_by_node(portable, ROWS, tmp_path) == f"{ROWS} passed, 0 failed"
