@@ -105,6 +105,14 @@ def quantized() -> list[Operator]:
             _quantized(f"INT8 Conv, weights of {bits} bits", "Conv", "image", kernel, {"pads": [1, 1, 1, 1]},
                        step=2.0**-8, out=2.0**-3),
         ]  # fmt: skip
+    for kind in ("Add", "Mul", "Sum"):
+        made += [_between(f"INT8 {kind}, {which} steps", kind, ["x", "y"], {}, steps, 2 * steps[0])
+                 for which, steps in (("other", (0.0173, 0.0071)), ("binary", (2.0**-6, 2.0**-7)))]  # fmt: skip
+    pool = {"kernel_shape": [3, 3]}
+    made.append(_between("INT8 AveragePool", "AveragePool", ["image"], pool, (0.0071,), 0.0063))
+    made.append(_between("INT8 GlobalAveragePool", "GlobalAveragePool", ["image"], {}, (0.0071,), 0.0013))
+    twice, double = {"mode": "linear"}, np.array([1, 1, 2, 2], np.float32)
+    made.append(_between("INT8 Resize, linear", "Resize", ["image"], twice, (0.0071,), 0.0071, scales=double))
     whole = NEXT.integers(-63, 64, (WIDTH, 48)).astype(np.int8)
     made.append(_quantized("INT8 Gemm, other steps", "Gemm", "x", whole, {}, step=0.0173, out=0.2391))
     blocks = NEXT.integers(0, 256, (48, WIDTH // 32, 16)).astype(np.uint8)
@@ -147,6 +155,38 @@ def _quantized(
     ]
     nodes = [helper.make_node(op, given, [made], name=made, **more) for op, given, made, more in steps]
     return Operator(name, nodes, {key: np.asarray(value) for key, value in constants.items()})
+
+
+def _between(
+    name: str,
+    kind: str,
+    fed: Sequence[str],
+    attributes: Mapping[str, Any],
+    steps: Sequence[float],
+    out: float,
+    **more: Array,
+) -> Operator:
+    """An operator on floats between integers, in whose place ONNX Runtime may compute with the integers."""
+    constants: dict[str, Array] = {f"{name}/zero": np.array(128, np.uint8)}
+    nodes, given = list[onnx.NodeProto](), list[str]()
+    for place, (tensor, step) in enumerate(zip(fed, steps, strict=True)):
+        constants[f"{name}/step {place}"] = np.array(step, np.float32)
+        nodes += _rounded(tensor, f"{name}/in {place}", f"{name}/step {place}", f"{name}/zero")
+        given.append(f"{name}/in {place}")
+    constants[f"{name}/out step"] = np.array(out, np.float32)
+    constants |= {f"{name}/{part}": value for part, value in more.items()}
+    given += ["", *(f"{name}/{part}" for part in more)] if more else []  # a Resize has no region of interest
+    nodes.append(helper.make_node(kind, given, [f"{name}/float"], name=f"{name}/float", **attributes))
+    return Operator(name, [*nodes, *_rounded(f"{name}/float", name, f"{name}/out step", f"{name}/zero")], constants)
+
+
+def _rounded(tensor: str, result: str, step: str, zero: str) -> list[onnx.NodeProto]:
+    """Nodes that round a tensor to integers of some step and convert them back to floats."""
+    whole = f"{result}/whole"
+    return [
+        helper.make_node("QuantizeLinear", [tensor, step, zero], [whole], name=whole),
+        helper.make_node("DequantizeLinear", [whole, step, zero], [result], name=result),
+    ]
 
 
 def model_of(operators: Sequence[Operator], fed: Mapping[str, Array]) -> onnx.ModelProto:

@@ -114,7 +114,9 @@ def exported_shop(factory: pytest.TempPathFactory, kind: str) -> Path:
     return once(factory, f"label-{kind}", make)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [
+    pytest.param(kind, marks=[pytest.mark.slowest] if kind in ("number", "vectors") else []) for kind in KINDS
+])  # fmt: skip
 def test_a_label_of_each_kind_is_learned_verified_and_served(
     kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, phone: Callable[[str], Page]
 ) -> None:

@@ -331,7 +331,9 @@ def test_ctrl_c_ends_a_build_at_once_and_writes_nothing(built: Shop) -> None:
 
 
 @pytest.mark.accept
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [
+    (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slowest),
+])  # fmt: skip
 def test_a_signal_ends_a_training_with_one_line_and_the_same_command_goes_on(
     built: Shop, number: signal.Signals, code: int
 ) -> None:

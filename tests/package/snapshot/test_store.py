@@ -1,8 +1,10 @@
 """The folder of a service's snapshots, while they are added, read, and killed in between."""
 
-import subprocess
-import sys
+import multiprocessing
 import time
+from collections.abc import Callable
+from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 
@@ -176,30 +178,31 @@ def test_a_signature_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.accept
-@pytest.mark.parametrize("kind", ["all", "owners"])
-def test_killed_at_any_moment_the_newest_is_whole(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("add", [_add, _add_owners])
+def test_killed_at_any_moment_the_newest_is_whole(tmp_path: Path, add: Callable[[SnapshotFolder, int], object]) -> None:
     random, shelf = Random(0), SnapshotFolder(tmp_path / "service")
     numbers = []
     sealer()  # its key is the other processes', too
+    processes = multiprocessing.get_context("forkserver")  # so that only its server imports this module
+    processes.set_forkserver_preload([__name__])
     for _ in range(50):
-        command = [sys.executable, "-m", __name__, str(shelf.folder), kind]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.read(1)
-            time.sleep(random.uniform(0, 0.05))
-            process.kill()
+        ready, said = processes.Pipe(duplex=False)
+        process = processes.Process(target=_add_without_end, args=(shelf.folder, add, said))
+        process.start()
+        assert ready.poll(60)
+        time.sleep(random.uniform(0, 0.05))
+        process.kill()
+        process.join()
         numbers.append(_whole(shelf))
     # Each process had added one before it was killed.
     assert numbers == sorted(set(numbers))
 
 
-if __name__ == "__main__":
-    shelf = SnapshotFolder(Path(sys.argv[1]))
+def _add_without_end(
+    folder: Path, add: Callable[[SnapshotFolder, int], object], said: "Connection[None, None]"
+) -> None:
+    shelf = SnapshotFolder(folder)
     known = shelf.latest()
-    number = known.number if known else 0
-    add = _add_owners if sys.argv[2] == "owners" else _add
-    while True:
-        number += 1
+    for number in count(known.number + 1 if known else 1):
         add(shelf, number)
-        sys.stdout.write(".")
-        sys.stdout.flush()
+        said.send(None)

@@ -41,17 +41,16 @@ def make_exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.N
 
 
 def power_of_two_steps(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
-    """Return quantization steps with which all runtimes add and multiply integers to equal bits, by tensor.
+    """Return quantization steps with which all runtimes multiply integers to equal bits, by tensor.
 
-    Runtimes scale such integers by the ratio of their steps, and round differently. With powers of two, each product
-    and each sum of two numbers is exact in float32. The result has the inputs and outputs of QLinearAdd and QLinearMul
-    in the quantized graph `optimized` whose step is not a power of two yet. A value is the next larger power, float32,
-    and its zero point, uint8.
+    Runtimes scale such integers by the ratio of their steps, and round differently. With powers of two, each product is
+    exact in float32. The result has the inputs and outputs of QLinearMul in the quantized graph `optimized` whose step
+    is not a power of two yet. A value is the next larger power, float32, and its zero point, uint8.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
     steps = {}
     for node in optimized.node:
-        if node.op_type in ("QLinearAdd", "QLinearMul"):
+        if node.op_type == "QLinearMul":
             for name, zero_point in (node.input[1:3], node.input[4:6], node.input[6:8]):
                 step, zero = constants[name], constants[zero_point]
                 larger = np.float32(2.0 ** np.ceil(np.log2(step)))

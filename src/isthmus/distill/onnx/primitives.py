@@ -22,10 +22,11 @@ _AXES_ARE_INPUTS = 18
 def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the nodes of a graph, with simple operators in place of operators whose bits differ between runtimes.
 
-    Replaces sigmoid, tanh, erf, GELU, softmax, layer norm and reductions. Adds constants to `model` in place, but does
-    not replace its nodes. Sigmoid, tanh and erf are within 2e-6 of the exact value. Softmax, layer norm and reductions
-    stay unchanged below opset 18, or if their axes are computed. A layer norm stays unchanged unless its axis is -1 and
-    its scale is a constant with one number per column. A sum of over 8,192 numbers may depend on their order.
+    Replaces sigmoid, tanh, erf, GELU, softmax, layer norm, reductions, and sums that would become integer operators.
+    Adds constants to `model` in place, but does not replace its nodes. Sigmoid, tanh and erf are within 2e-6 of the
+    exact value. Softmax, layer norm and reductions stay unchanged below opset 18, or if their axes are computed. A
+    layer norm stays unchanged unless its axis is -1 and its scale is a constant with one number per column. A sum of
+    over 8,192 numbers may depend on their order. An interpolating Resize stays, and may differ.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     known = onnx.shape_inference.infer_shapes(model).graph
@@ -190,7 +191,15 @@ def _reduction(writer: _Writer) -> None:
         writer.reduced("ReduceMax", result, axes, keep=False)
 
 
-_ELEMENTWISE: dict[str, Callable[[_Writer], object]] = {"Sigmoid": _sigmoid, "Tanh": _tanh, "Erf": _erf, "Gelu": _gelu}
+def _add(writer: _Writer) -> None:
+    """Write a Sum, which no QLinearAdd replaces: on AArch64 it rounds another half of the ties than on x86-64."""
+    if not writer.constants.keys() & {*writer.node.input}:
+        writer.step("Sum", *writer.node.input)
+
+
+_ELEMENTWISE: dict[str, Callable[[_Writer], object]] = {
+    "Sigmoid": _sigmoid, "Tanh": _tanh, "Erf": _erf, "Gelu": _gelu, "Add": _add,
+}  # fmt: skip
 _ALONG_AXES: dict[str, Callable[[_Writer], object]] = {
     "Softmax": _softmax, "LayerNormalization": _layer_norm, "ReduceSum": _reduction, "ReduceMean": _reduction,
     "ReduceL2": _reduction,

@@ -48,7 +48,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     * Inputs are unsigned: on x86 ONNX Runtime cannot always convert signed inputs, and then computes in floats.
     * Weights have seven bits: with eight, processors without VNNI saturate and differ from the machine that checked the
       package. The few weights of the last layer get a dozen bits, because their rounding shows in the output.
-    * Tensors added or multiplied between layers get power-of-two steps, in a second run of the quantizer.
+    * Tensors multiplied between layers get power-of-two steps, in a second run of the quantizer.
     * A Gemm with beta stays in float32: the quantizer would drop the factor.
     * If `operators` has "Gather", embedding tables become integers with one step per row.
 
