@@ -16,7 +16,7 @@ _ARCHIVE = Path(sys.prefix) / "spark.jsa"
 def options() -> str:
     """Return the options of the JVM, for the environment variable `SPARK_SUBMIT_OPTS`."""
     quick = "-XX:TieredStopAtLevel=1"
-    return f"{quick} -Xlog:disable -XX:SharedArchiveFile={_ARCHIVE}" if _ARCHIVE.exists() else quick
+    return f'{quick} -Xlog:disable -XX:SharedArchiveFile="{_ARCHIVE}"' if _ARCHIVE.exists() else quick
 
 
 def _make_archive() -> None:
@@ -26,7 +26,7 @@ def _make_archive() -> None:
     from isthmus.transforms import engine
 
     part = _ARCHIVE.with_suffix(f".{os.getpid()}")
-    os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:TieredStopAtLevel=1 -Xlog:disable -XX:ArchiveClassesAtExit={part}"
+    os.environ["SPARK_SUBMIT_OPTS"] = f'-XX:TieredStopAtLevel=1 -Xlog:disable -XX:ArchiveClassesAtExit="{part}"'
     with engine.session("spark") as spark:
         rows = spark.range(1000).withColumn("key", functions.col("id") % 10)
         rows.groupBy("key").agg(functions.sum("id")).orderBy("key").toPandas()
@@ -36,7 +36,7 @@ def _make_archive() -> None:
     java = cast("subprocess.Popen[bytes]", gateway.proc)
     assert java.stdin is not None
     java.stdin.close()
-    java.wait()
+    java.wait(300)
     part.rename(_ARCHIVE)
 
 

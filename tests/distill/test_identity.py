@@ -243,6 +243,7 @@ def test_a_metric_that_raises_after_the_training_loses_nothing(distilled: Any, s
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_correction_of_the_judging_trains_nothing(
     distilled: Any, written: Any, table: pa.Table, tmp_path: Path, steps: list[int]
 ) -> None:

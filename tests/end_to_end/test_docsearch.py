@@ -135,6 +135,7 @@ def test_the_corpus_is_the_same_each_time(example: dict[str, ModuleType]) -> Non
         example["corpus"].corpus(("nothing_such",))
 
 
+@pytest.mark.slowest
 def test_the_student_learns_where_the_teacher_puts_texts(distilled: DistillationReport) -> None:
     report = json.loads((distilled.path / "report.json").read_bytes())
     assert report["boundaries"] is None
@@ -146,6 +147,7 @@ def test_the_student_learns_where_the_teacher_puts_texts(distilled: Distillation
     assert (distilled.path / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.slowest
 def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) -> None:
     project = Project(folder)
     manifest = read_package(package)
@@ -205,6 +207,7 @@ def _formats_alike(project: Project, package: Path) -> set[str]:
     return {*formats}
 
 
+@pytest.mark.slowest
 def test_the_api_embeds_what_onnx_runtime_embeds(package: Path, folder: Path, tmp_path: Path) -> None:
     opened = open_package(package)
     tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
@@ -239,6 +242,7 @@ def test_the_api_embeds_what_onnx_runtime_embeds(package: Path, folder: Path, tm
 
 
 @pytest.mark.browser
+@pytest.mark.slowest
 def test_the_page_finds_on_a_phone_what_python_finds(
     package: Path,
     folder: Path,

@@ -38,7 +38,7 @@ def blocks(package: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (package / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-USUAL = ("classes", "vectors")
+USUAL = ("classes",)
 """Kinds with the most to read: classes by name, and vectors."""
 
 
@@ -74,6 +74,7 @@ def test_python_and_node_predict_the_golden_rows(package: Path, node: Path, tmp_
         assert all(name in each for each in said)
 
 
+@pytest.mark.slowest
 def test_kotlin_predicts_the_golden_rows(package: Path, tmp_path: Path) -> None:
     opened = open_package(package)
     code, example, *_, device = blocks(package, "kotlin")

@@ -25,7 +25,7 @@ from tests.serving.support import CONTRACT, NOW, PUNCTUALITY, Server, serving, w
 
 pytestmark = pytest.mark.accept
 
-KILLS = int(os.environ.get("TEST_KILLS", "16"))
+KILLS = int(os.environ.get("TEST_KILLS", "8"))
 ROWS = 50
 DAY = 86_400_000_000
 
@@ -57,6 +57,7 @@ class Pusher(threading.Thread):
                     self.unknown.difference_update(names)
 
 
+@pytest.mark.thorough
 def test_nothing_is_lost_and_nothing_is_twice(tmp_path: Path) -> None:
     chance, store = random.Random(7), OfflineStore(tmp_path / "store")
     (tmp_path / "server").mkdir()

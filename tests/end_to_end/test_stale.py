@@ -63,6 +63,7 @@ def _answered(page: Page) -> tuple[str | None, float]:
     return answer.get_attribute("data-by"), float(answer.get_attribute("data-value") or "nan")
 
 
+@pytest.mark.slowest
 def test_another_model_or_a_number_answers_where_they_are_too_old(
     shop: Shop, phone: Callable[[str], Page], tmp_path: Path
 ) -> None:

@@ -241,6 +241,7 @@ def test_a_package_opens_its_own_tokenizer(package: Path) -> None:
 
 @pytest.mark.accept
 @pytest.mark.timeout(900)
+@pytest.mark.slowest
 def test_executorch_says_the_same_token_by_token(tmp_path: Path) -> None:
     settings = DecodingSettings(
         prompts=PROMPTS, most=48, golden_tokens=24, precisions=("fp32",), formats=("ort",), executorch=True

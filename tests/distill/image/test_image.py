@@ -65,6 +65,7 @@ def test_a_student_learns_digits_and_is_restored_until_a_file_changes(tmp_path: 
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_mobilenet_learns_digits(table: pa.Table, root: Path, tmp_path: Path) -> None:
     image = replace(IMAGE, student=MobileNet(width=0.5, depth=0.5))
     found = report(material(table, root, image, settings=Settings(steps=250, batch=16, learning_rate=3e-3)), tmp_path)

@@ -518,6 +518,7 @@ def test_two_processes_are_one_though_stopped_in_between(tmp_path: Path) -> None
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_the_first_process_decides_when_two_processes_stop(tmp_path: Path) -> None:
     with launched(tmp_path, "two", str(tmp_path / "result"), "30", "0", "2") as both:
         said, _ = both.communicate(timeout=120)

@@ -32,6 +32,7 @@ def test_the_parts_of_a_batch_give_its_loss_and_gradient(kind: str) -> None:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_two_processes_give_the_loss_and_gradient_of_one(tmp_path: Path) -> None:
     with launched(tmp_path, "", str(tmp_path / "result"), module="tests.distill.dividing") as both:
         said, _ = both.communicate(timeout=900)

@@ -138,6 +138,7 @@ def test_messages_lead_from_nothing_to_a_deployment_and_back_there(shop: Shop) -
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_messages_about_candidates_and_the_way_back_lead_there(exported: Shop) -> None:
     exported.append("probation_seconds = 3600\n", "isthmus.toml")
     file = exported.state / "deployment.json"

@@ -96,6 +96,7 @@ def test_programs_are_two_more_model_files(exported: ExportReport, trained: Dist
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_another_process_makes_the_same_bytes(
     exported: ExportReport, trained: DistillationReport, tmp_path: Path
 ) -> None:
@@ -235,6 +236,7 @@ def test_a_program_of_another_student_or_another_shape_is_refused(exported: Expo
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_program_that_is_too_coarse_is_left_out(tmp_path: Path) -> None:
     task = {"task": "tests.distill.kinds:Coarse"}
     trained = run(tmp_path, training_set(ROWS), **{**OWN, **task, "runtimes": ("onnxruntime",)})

@@ -212,6 +212,7 @@ def test_a_table_has_a_core_for_each_runtime(of_table: ExportReport, table: Dist
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_network_is_whole_in_each_runtime(of_network: ExportReport) -> None:
     assert of_network.left_out.keys() == {"int8", "model.int8.pte"}
     manifest = read_package(of_network.path)
@@ -224,6 +225,7 @@ def test_a_network_is_whole_in_each_runtime(of_network: ExportReport) -> None:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_compressed_files_are_smaller_and_within_their_tolerance(
     of_network: ExportReport, network: DistillationReport
 ) -> None:
@@ -265,7 +267,7 @@ def test_it_is_verified_in_its_runtime(of_table: ExportReport, runtime: str, fil
 
 @pytest.mark.accept
 @pytest.mark.parametrize("runtime", ["executorch", "ai_edge_litert"])
-@pytest.mark.parametrize("kind", ["of_table", "of_network"])
+@pytest.mark.parametrize("kind", ["of_table", pytest.param("of_network", marks=pytest.mark.slowest)])
 def test_the_readme_runs(kind: str, runtime: str, request: pytest.FixtureRequest) -> None:
     package = request.getfixturevalue(kind).path
     blocks = re.findall(r"```python\n(.*?)```", (package / "README.md").read_text(encoding="utf-8"), re.DOTALL)

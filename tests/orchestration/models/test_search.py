@@ -36,6 +36,7 @@ def command(shop: Shop, *arguments: str, before: str = "") -> "subprocess.Comple
 
 @pytest.mark.accept
 @pytest.mark.timeout(900)
+@pytest.mark.slowest
 def test_students_are_searched_and_shown(built: Shop, project: Open) -> None:
     declare(built)
     training_set(project(built))

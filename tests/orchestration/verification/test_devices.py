@@ -418,6 +418,7 @@ def test_a_runtime_that_is_absent_is_named_by_the_verdict_and_by_the_deployment(
 
 @pytest.mark.accept
 @pytest.mark.timeout(900)
+@pytest.mark.slowest
 def test_every_format_is_asked_in_its_runtime_through_the_snapshot(
     on_device: Shop, web: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,6 +465,7 @@ def test_what_feeds_a_core_is_compared_to_the_bit_but_for_the_payload_of_a_nan()
 
 @pytest.mark.accept
 @pytest.mark.timeout(900)
+@pytest.mark.slowest
 def test_what_feeds_a_core_in_a_browser_is_asked_about_the_rows_of_the_snapshot(
     shop: Shop, web: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

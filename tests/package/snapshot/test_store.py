@@ -1,6 +1,7 @@
 """The folder of a service's snapshots, while they are added, read, and killed in between."""
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable
 from itertools import count
@@ -193,6 +194,7 @@ def test_killed_at_any_moment_the_newest_is_whole(tmp_path: Path, add: Callable[
         time.sleep(random.uniform(0, 0.05))
         process.kill()
         process.join()
+        assert process.exitcode == -signal.SIGKILL
         numbers.append(_whole(shelf))
     # Each process had added one before it was killed.
     assert numbers == sorted(set(numbers))

@@ -62,7 +62,7 @@ class ImageFiles:
         self.digests = [hashlib.sha256(image.data).digest() for image in self.pixels]
 
     def digest(self) -> str:
-        """Return the SHA-256 of all rows' pixels."""
+        """Return a SHA-256 over the digests of all rows' pixels; a row without an image counts as zeros."""
         names = [self.digests[place] if place >= 0 else bytes(32) for place in self.places]
         return hashlib.sha256(b"".join(names)).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The boundary card: the cost of training a student once (training half), and of serving it (serving half)."""
+"""The boundary card has two halves: the cost of training a student once, and the cost of serving it."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -29,7 +29,8 @@ def graph(
 ) -> onnx.ModelProto:
     """Return the ONNX graph of a tabular student, from raw inputs to its output in float32, to export the student.
 
-    `text` is the graph of a network whose only output is added to that of the last linear layer; it is changed.
+    `text` is the graph of a network. Its only output is added to the last linear layer's output, and its inputs come
+    first. This call modifies `text`.
 
     The graph's inputs are `numeric`, float32 (N, numbers) with NaN for null, `categories`, string (N, categories) with
     "" for null, and the raw inputs of the request transforms in `request`. An input without columns is left out. Fields

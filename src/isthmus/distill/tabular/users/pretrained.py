@@ -98,7 +98,7 @@ class PretrainedModel:
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """SHA-256 of the tokenizer, without the limits of a call."""
+        """SHA-256 of the tokenizer, ignoring its padding and truncation settings."""
         tokenizer = copy.deepcopy(self.tokenizer.backend_tokenizer)
         tokenizer.no_padding()
         tokenizer.no_truncation()
