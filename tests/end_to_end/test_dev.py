@@ -191,7 +191,7 @@ def test_a_killed_dev_leaves_no_process_and_the_next_starts(tmp_path: Path) -> N
     dev = _project(tmp_path)
     log = tmp_path / "dev.log"
     try:
-        for kill in range(int(os.environ.get("TEST_KILLS", "1"))):
+        for kill in range(int(os.environ.get("TEST_KILLS", "2"))):
             process = _started(dev, log)
             _await(process, lambda: "press Ctrl-C to stop both" in log.read_text(), 180)
             _until(lambda: _launch(dev), 60)

@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, example: dict[str, ModuleTy
         shutil.copy(EXAMPLE / name, root / name)
     # INT8 has the same bits in every runtime, and the smallest file of so small a student is another.
     settings = (root / "isthmus.toml").read_text().replace('precision = "smallest"', 'precision = "fastest"')
-    (root / "isthmus.toml").write_text(f'{settings}\n[packages]\nruntimes = ["litert"]\n')
+    (root / "isthmus.toml").write_text(f"{settings}\n[packages]\nruntimes = {json.dumps([*CONVERSIONS])}\n")
     shutil.copytree(EXAMPLE / "pages", root / "pages")
     definitions = (root / "definitions.py").read_text()
     for before, after in {
@@ -156,7 +156,8 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
         ("input_ids", "int64", ("N", "P")), ("attention_mask", "int64", ("N", "P")),
     ]  # fmt: skip
     assert [(one.name, one.element, one.shape) for one in manifest.outputs] == [("vector", "float", ("N", 32))]
-    assert manifest.files.keys() == {"tokenizer.json", "tokens.json", "index.json", "index.i8"}
+    files = {"tokenizer.json", "tokens.json", "index.json", "index.i8"}
+    assert set(manifest.files) == files | {"CoreMLTests.swift"}
     passages = json.loads((package / "index.json").read_bytes())
     assert len((package / "index.i8").read_bytes()) == 32 * len(passages)
     # A tokenizer of another library, that reads the file alone, gives the very tokens of the golden cases.
@@ -171,30 +172,10 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
         # Exporters note where in the sources a node comes from.
         assert str(EXAMPLE).encode() not in file.read_bytes()
         assert b"site-packages" not in file.read_bytes()
-    assert {"tflite"} < _formats_alike(project, package)
-    assert export(project).digest == package_digest(package)
-
-
-@pytest.mark.slowest
-def test_every_runtime_embeds_alike(distilled: DistillationReport, folder: Path) -> None:
-    settings = folder / "isthmus.toml"
-    before = settings.read_text()
-    settings.write_text(before.replace('["litert"]', json.dumps([*CONVERSIONS])))
-    try:
-        project = Project(folder)
-        package = export(project).path
-        assert _formats_alike(project, package) == {"onnx", "ort", "pte", "tflite", "mlpackage"}
-        assert "CoreMLTests.swift" in read_package(package).files
-    finally:
-        settings.write_text(before)
-        export(Project(folder))
-
-
-def _formats_alike(project: Project, package: Path) -> set[str]:
-    """The formats of a package's files, which all answer the same vectors."""
     assert differing(package) == 0
     opened = open_package(package)
     formats = {variant.format: variant for variant in opened.manifest.variants}
+    assert formats.keys() == {"onnx", "ort", "pte", "tflite", "mlpackage"}
     # LiteRT has no open sizes: zeros fill a text up, and the mask says so.
     assert (formats["tflite"].most, formats["tflite"].padded) == ({"N": 1, "P": 48}, ("P",))
     with parity(project, project.definitions.distillations["docsearch"], opened) as beside:
@@ -202,9 +183,8 @@ def _formats_alike(project: Project, package: Path) -> set[str]:
         compare_runtimes(beside, opened, verdict=compared, all_keys=True)
     assert compared.skipped == {}
     assert {one.differing for one in compared.files.values()} == {0}
-    rows = 256 + 16 + len(read_golden(opened).cases) - 1
-    assert {one.compared for one in compared.files.values()} == {rows}
-    return {*formats}
+    assert {one.compared for one in compared.files.values()} == {256 + 16 + len(golden.cases) - 1}
+    assert export(project).digest == package_digest(package)
 
 
 @pytest.mark.slowest

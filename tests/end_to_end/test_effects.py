@@ -120,6 +120,8 @@ def test_each_runtime_draws_the_golden_frame(distilled: DistillationReport, fold
     assert differing(exported.path) == 0
     (case,) = read_golden(open_package(exported.path)).cases
     assert len(case.outputs) == 8
+    frame = case.feeds["image"]
+    assert (exported.path / "golden.json").stat().st_size < 9 * (frame.nbytes * 4 / 3 + 100) + 1000
 
 
 def test_one_golden_frame_shows_a_photograph_and_noise(distilled: DistillationReport, folder: Path) -> None:

@@ -39,7 +39,7 @@ def blocks(package: Path, language: str) -> list[str]:
 
 
 USUAL = ("classes",)
-"""Kinds with the most to read: classes by name, and vectors."""
+"""The kind that `make accept` packages: its predictor has the names of the classes to read."""
 
 
 @pytest.fixture(

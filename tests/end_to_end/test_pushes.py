@@ -25,7 +25,7 @@ from tests.serving.support import CONTRACT, NOW, PUNCTUALITY, Server, serving, w
 
 pytestmark = pytest.mark.accept
 
-KILLS = int(os.environ.get("TEST_KILLS", "8"))
+KILLS = int(os.environ.get("TEST_KILLS", "16"))
 ROWS = 50
 DAY = 86_400_000_000
 

@@ -270,7 +270,7 @@ def devices_folder(package: Path) -> Path:
 def contract_changes(package: Path, contract: Contract) -> list[str]:
     """List the changes from a package's contract to `contract` that keep the package from running; [] if it can run.
 
-    Used before a package is run, and by `isthmus apply` and `isthmus status` to report stale packages. Raise
+    Used before a package is run, and by `isthmus apply --diff` and `isthmus status` to report stale packages. Raise
     PackageError if the package is damaged.
     """
     opened = open_package(package)

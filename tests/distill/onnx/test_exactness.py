@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from isthmus.distill.export.export import ExportReport
+from isthmus.distill.onnx.primitives import in_primitives
 from isthmus.distill.onnx.quantize import quantize
 from isthmus.distill.onnx.runtime import ask, ort_format, session, tensor_info
 from isthmus.distill.restore import create_task
@@ -248,8 +249,21 @@ def test_a_layer_with_more_inputs_than_a_float_counts_stays(least: float, inputs
     assert any(one.name == "last/exact/weight" for one in constants) == exact
 
 
+@pytest.mark.parametrize(("kind", "constant", "written"), [
+    ("Relu", False, "Sum"), ("Relu", True, "Add"), ("Gemm", False, "Add"),
+])  # fmt: skip
+def test_a_sum_stays_one_of_floats(kind: str, constant: bool, written: str) -> None:
+    given, gives = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in ("x", "y"))
+    weight = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    first = helper.make_node(kind, ["x", "w"] if kind == "Gemm" else ["x"], ["a"])
+    nodes = [first, helper.make_node("Add", ["a", "w" if constant else "x"], ["y"])]
+    model = helper.make_model(helper.make_graph(nodes, "sum", [given], [gives], [weight]),
+                              opset_imports=[helper.make_opsetid("", 20)], ir_version=10)  # fmt: skip
+    assert [node.op_type for node in in_primitives(model)] == [kind, written]
+
+
 def residual(draw: np.random.Generator) -> onnx.ModelProto:
-    """Two blocks of two convolutions, to whose result is added what they are given; a sigmoid of a third one."""
+    """Two blocks of two convolutions: one adds its input to the result, one multiplies them. Then a sigmoid."""
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []
 

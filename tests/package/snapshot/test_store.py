@@ -188,7 +188,7 @@ def test_killed_at_any_moment_the_newest_is_whole(tmp_path: Path, add: Callable[
     processes.set_forkserver_preload([__name__])
     for _ in range(50):
         ready, said = processes.Pipe(duplex=False)
-        process = processes.Process(target=_add_without_end, args=(shelf.folder, add, said))
+        process = processes.Process(target=_add_without_end, args=(shelf.folder, add, said), daemon=True)
         process.start()
         assert ready.poll(60)
         time.sleep(random.uniform(0, 0.05))

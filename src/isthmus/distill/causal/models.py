@@ -98,7 +98,7 @@ def call_function(source: str, where: str, *arguments: Any) -> Any:
         return function(*arguments)
     except IsthmusError:
         raise
-    except Exception as error:
+    except Exception as error:  # the user's function may raise anything
         raise ConfigurationError(where, [Problem(source, f"raises {type(error).__name__}: {error}")]) from error
 
 

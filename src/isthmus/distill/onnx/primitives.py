@@ -66,6 +66,11 @@ class _Writer:
         self.nodes.append(helper.make_node(operator, names, [name], name=name, **attributes))
         return name
 
+    def reads(self, operator: str) -> bool:
+        """Return True if a node of this operator computes an input of `node`."""
+        inputs = {*self.node.input}
+        return any(node.op_type == operator and inputs & {*node.output} for node in self._graph.node)
+
     def reduced(self, operator: str, value: str, axes: Sequence[int], *, keep: bool = True) -> str:
         return self.step(operator, value, self.constant(np.array(axes)), keepdims=int(keep))
 
@@ -192,8 +197,12 @@ def _reduction(writer: _Writer) -> None:
 
 
 def _add(writer: _Writer) -> None:
-    """Write a Sum, which no QLinearAdd replaces: on AArch64 it rounds another half of the ties than on x86-64."""
-    if not writer.constants.keys() & {*writer.node.input}:
+    """Write a Sum, which no QLinearAdd replaces: on AArch64, that rounds half of the ties differently.
+
+    A constant operand keeps its Add, which never becomes a QLinearAdd. So does the float output of a Gemm: ONNX Runtime
+    merges a Gemm and a Sum.
+    """
+    if not writer.constants.keys() & {*writer.node.input} and not writer.reads("Gemm"):
         writer.step("Sum", *writer.node.input)
 
 

@@ -33,7 +33,7 @@ class Split:
     def measured_on(self, labeled: Array) -> "Split":
         """Return a split whose validation and test parts have only rows with a label; `labeled` is bool, (n,).
 
-        Raise a DataError if a part has no label.
+        Training rows stay as they are. Raise a DataError if the validation or the test part has no label.
         """
         parts = {name: rows[labeled[rows]] for name in PARTS if len(rows := getattr(self, name))}
         return _filled(

@@ -236,8 +236,8 @@ class OfflineStore:
 
         Append the rows to the `PushLog` first, because later builds read them there. If the table already has a row
         with the same key and times, the row with the greater content hash stays. If there is no table, or it was built
-        under another definition, nothing is written and the result is 0. On a conflict or an error, raise DataError and
-        leave the table unchanged.
+        under another definition, nothing is written and the result is 0. Raise DataError on a conflict or an error, and
+        DependencyError if object storage does not answer; the table is then unchanged.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None

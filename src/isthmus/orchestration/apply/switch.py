@@ -27,10 +27,11 @@ from isthmus.serving.rollout.releases import current_deployment
 
 
 def register(project: Project, contract: Contract) -> list[str]:
-    """Register a contract's views and services with Feast, so that Feast's SDK can use them. Return the objects' names.
+    """Register a contract's views and services with Feast, so that Feast's SDK can use them.
 
-    This writes Feast's registry and configuration to the state folder, unless nothing has changed since the last call.
-    Raise DependencyError if something has changed and Feast is not installed.
+    Return kind and name of each object, such as "FeatureView flights". This writes Feast's registry and
+    configuration to the state folder, unless nothing has changed since the last call. Raise DependencyError if
+    something has changed and Feast is not installed.
     """
     folder, note = project.state / "feast", project.state / "feast" / "registered.json"
     settings, digest = address(project), _registration(project, contract)

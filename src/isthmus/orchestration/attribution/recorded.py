@@ -154,11 +154,11 @@ def load_recorded(artifacts: Artifacts, answers: PackagePredictions, models: Pac
 def recorded_rows(declared: Distillation, answers: PackagePredictions, examples: TrainingSet) -> RecordedRows:
     """Recompute the features of recorded predictions, and give each prediction the label of its row in a training set.
 
-    A prediction matches the training row that has the same join keys and is nearest in time, unless another prediction
-    is nearer to that row. `Distillation.monitor` sets the largest distance in time and may name other columns to match
-    by. The request fields of the training row count as the ideal ones. Inputs that only the teacher reads are missing.
-    Predictions that cannot be recomputed exactly are skipped and counted in `left_out`. Raise DataError if no row is
-    left.
+    A prediction matches the training row that has the same join keys and is nearest in time, unless another
+    prediction is nearer to that row. `Distillation.monitor` sets the largest distance in time and may name other
+    columns to match by. The request fields of the training row count as the ideal ones. Inputs that only the
+    teacher reads are missing. A prediction without a match gets a null label. Predictions that cannot be recomputed
+    exactly are skipped and counted in `left_out`. Raise DataError if no row is left.
     """
     contract = answers.served.project.applied()
     keys = {column.name: column for column in _keys(contract, declared)}

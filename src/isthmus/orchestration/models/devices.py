@@ -33,10 +33,10 @@ class BenchmarkReport:
 def benchmark_device(project: Project, name: str | None, target: Target) -> BenchmarkReport:
     """Measure the last package of a distillation on a device, sign the measurement, and keep it beside the package.
 
-    Replaces an earlier measurement of the same package, target and processor. A broken bound raises no error here:
-    `require_device_bounds` raises it. Raise PackageError if a model file does not run or does not reproduce its golden
-    outputs on the device. Raise DependencyError if the device cannot be reached or lacks a library, and
-    ConfigurationError if the signing key is unusable.
+    Creates a signing key if there is none. Replaces an earlier measurement of the same package, target and
+    processor. A broken bound raises no error here: `require_device_bounds` raises it. Raise PackageError if a model
+    file does not run or does not reproduce its golden outputs on the device. Raise DependencyError if the device
+    cannot be reached or lacks a library, and ConfigurationError if the signing key is unusable.
     """
     artifacts = Artifacts.of(project, name)
     package = open_package(artifacts.last_package())

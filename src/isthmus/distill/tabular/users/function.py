@@ -65,7 +65,7 @@ class FunctionSource(PredictionSource):
                 yield
         except IsthmusError:
             raise
-        except Exception as error:
+        except Exception as error:  # the user's code or a service may raise anything
             raise DependencyError(
                 self.where, f"{what} raised {type(error).__name__}: {error}",
                 remedy="correct the function and run the same command again: outputs so far are cached",
