@@ -33,8 +33,10 @@ def test_a_new_project_passes_its_own_tests(example: str, tmp_path: Path) -> Non
     assert (made["folder"], made["name"], made["example"]) == (str(folder), "shop-7", example)
     assert set(made["files"]) == set(files(folder)) == listed(example) | {".gitignore"}
     assert Project(folder).name == "shop-7"
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "--color=no"]
-    tested = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    # In a temporary folder of its own: at its end pytest deletes older ones, some of which have many files.
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "--color=no", f"--basetemp={tmp_path / 'temp'}"]
+    stacks = ["-o", "faulthandler_timeout=200"]
+    tested = subprocess.run([*command, *stacks], cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
     assert tested.returncode == 0, tested.stdout
     assert " passed" in tested.stdout
     # Git sees nothing but what was written.
