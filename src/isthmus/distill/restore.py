@@ -67,9 +67,9 @@ class Restored:
 def create_task(material: Material) -> Task:
     """Create the `Task` object of a distillation from its declaration and training set.
 
-    May import the module of the user's task class, or load language models. Raise a ConfigurationError if the task
-    class cannot be imported, or if the declaration sets an option of `shape` that the task lacks. Raise a DataError if
-    the training set does not fit the task.
+    May import the user's modules, and load a teacher or a tokenizer. Raise a ConfigurationError if one of them cannot
+    be loaded, or if the declaration does not fit the task, for example sets an option of `shape` that the task lacks.
+    Raise a DataError if the training set does not fit the task, and a DependencyError if a package is missing.
     """
     kind = task_class(material.declaration)
     require_shape(kind, material.declaration.shape, material.declaration.where)
@@ -274,9 +274,10 @@ def same_training(before: dict[str, Any], task: Task, part: str = "training") ->
 def code_description(kind: type, without: frozenset[str]) -> Any:
     """Describe the code of a task class as plain data, to detect by a hash whether it has changed.
 
-    `kind` is the task class; the bases that the user wrote are included. Leaves out members that nothing uses, and the
-    members named in `without` unless included code mentions them. Leaves out nothing if the code accesses attributes by
-    computed names, if a class has a decorator or a metaclass, or if a base class comes from an installed package.
+    `kind` is the task class; its bases that the user wrote are included. Leaves out members that neither Isthmus nor
+    included code uses. Members named in `without` count as unused by Isthmus. Leaves out nothing if the code accesses
+    attributes by computed names, if a class has a decorator or a metaclass, or if a base class comes from an installed
+    package.
     """
     users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]

@@ -28,7 +28,7 @@ class Days:
     def parse(cls, first: str, end: str) -> "Days":
         """Parse the first day and the end of a range, such as 2024-01-31. The day `end` is not part of the range.
 
-        Raise RequestError if a day is invalid, or if the range contains no day.
+        A day is written as YYYY-MM-DD. Raise RequestError if one is invalid, or if the range contains no day.
         """
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:

@@ -218,10 +218,10 @@ class Journal(Generic[T]):
 
     @contextmanager
     def locked(self) -> Iterator[list[T]]:
-        """Lock the file for this process, and yield its records. Call `add` within this `with` block.
+        """Lock the file, and yield its records. Call `add` within this `with` block.
 
         Create the file if it is missing, and cut off an incomplete last line of a killed writer. Raise DependencyError
-        at once if another process holds the lock, and DataError if a line is damaged.
+        at once if the file is locked, by another process or by this one, and DataError if a line is damaged.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         # The system releases the lock even if the process is killed.

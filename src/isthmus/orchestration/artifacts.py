@@ -147,7 +147,7 @@ class Artifacts:
     """Finds the files of one distillation in the state folder. If a file is missing, a DataError names the step to run.
 
     Training sets and students are in subfolders named by id, of `training_sets` and `models`. `outputs` is the cache of
-    teacher and reference outputs. The file `package_pointer` has the name of the last package's folder beside it.
+    teacher and reference outputs. The file `package_pointer` has the name of the latest package's folder beside it.
     """
 
     def __init__(self, project: Project, declared: Distillation) -> None:

@@ -58,9 +58,9 @@ class PackageFiles:
 def verify_checksums(path: Path) -> PackageFiles:
     """Check every file of a package folder against its checksum. Return all checksums and file sizes.
 
-    Call it before you read a package. Raises a PackageError if a file is missing, changed, not listed or too large, or
-    is a link or a pipe, or if some system does not allow its name. Does not check the signature:
-    `signature.require_signature` does that.
+    Call it before you read a package. Raises a PackageError if a file is missing, changed, not listed or too large; if
+    it is a link (symbolic or hard), a pipe or a folder; or if its name is invalid on some system. Does not check the
+    signature: `signature.require_signature` does that.
     """
     sizes = _sizes(path)
     if SUMS not in sizes:

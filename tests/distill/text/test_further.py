@@ -177,7 +177,7 @@ def test_further_inputs_that_cannot_be_read_are_refused(of: Material, table: pa.
     assert "an array of 1 elements in row 0; expected 2 elements" in refused(replace(of, table=short))
     assert 'has 2 Strings; expected column="...", one of body, user__plan' in refused(declaring(of, column=None))
     vectors = declaring(of, predicts=Embedding(), teacher=Pretrained("bert", column=None))
-    assert "body alone: an Embedding has no further inputs" in refused(vectors, EmbeddingTask)
+    assert "body alone: an Embedding has no other inputs" in refused(vectors, EmbeddingTask)
     by_id = replace(of, declaration=replace(of.declaration, split_by="id"))
     assert "split_by: set, and the student reads user__plan," in refused(by_id)
 

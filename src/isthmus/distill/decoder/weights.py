@@ -63,11 +63,11 @@ def _quantize_table(model: onnx.ModelProto) -> None:
 
 
 def quantize_blocks(weights: Array) -> tuple[Array, Array, Array]:
-    """Quantize a matrix of weights to 4 bits: whole numbers from 0 to 15, in blocks of 32 neighbors of a row.
+    """Quantize a matrix of weights to 4 bits: integers from 0 to 15, in blocks of 32 neighbors of a row.
 
-    `weights` is (rows, width), and width must be a multiple of 32. Return three arrays: the whole numbers, uint8 (rows,
+    `weights` is (rows, width), and width must be a multiple of 32. Return three arrays: the integers, uint8 (rows,
     width), and for each block a scale, float32 (rows, blocks), and a zero point, uint8 (rows, blocks). A weight is
-    about (whole number - zero point) * scale.
+    about (integer - zero point) * scale.
     """
     blocks = weights.reshape(len(weights), -1, BLOCK)
     low, high = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)

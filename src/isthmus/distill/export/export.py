@@ -102,8 +102,8 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     """Write the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
 
     Leaves out a model file that differs too much from the student, or whose metrics miss a gate such as "student.auc".
-    Starts child processes to run other runtimes and to measure memory. Writes nothing if one of the errors below is
-    raised.
+    Starts child processes to run other runtimes and to measure memory. If one of the errors below is raised, writes
+    nothing except teacher outputs in the cache.
 
     Args:
         material: declaration and training set of the student.
@@ -116,9 +116,11 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
         progress: called with a line of text and the finished share, 0 to 1.
 
     Raises:
-        ConfigurationError: a declared runtime is not installed, or the task lacks the precision of `profile`.
+        ConfigurationError: a declared runtime is not installed, the task lacks the precision of `profile`, or the
+            teacher cannot be loaded.
         ContractMismatch: contract, training set, declaration or reporting code changed since the training.
-        DataError: the student cannot be read.
+        DataError: the student, the training set or outputs of a teacher are damaged or do not fit.
+        DependencyError: a package that the teacher or a runtime needs is missing.
         GateFailed: fp32 differs from the student, or the file to serve differs or misses a gate or a budget.
     """
     started = time.perf_counter()

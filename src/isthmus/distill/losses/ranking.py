@@ -53,7 +53,7 @@ def graded_lists(student: Tensor, relevance: Tensor, groups: Tensor) -> Tensor:
 
     Used to learn a ranking from labels. The loss is the mean of KL(p ‖ softmax(s)) over the queries with a relevant
     row; 0 without such queries. In a query, g_i = 2**relevance_i - 1 is the gain of row i, and p_i = g_i / Σ g. The
-    scores s are (rows,) and finite. `relevance`, at least 0, and `groups`, the number of each row's query, are integers
+    scores s are (rows,) and finite. `relevance`, at least 0, and `groups`, the query ID of each row, are integers
     (rows,).
     """
     check_tensors(

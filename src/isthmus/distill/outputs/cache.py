@@ -169,10 +169,10 @@ class OutputCache:
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any, part: "OutputCache | None" = None) -> tuple[int, int]:
-        """Return how many calls of the teacher, for how many rows, compute all missing outputs, to announce their cost.
+        """Return how many teacher calls are left, and for how many rows, to announce their cost before they are made.
 
-        `first` has the numbers of the rows that the caller reads first. Their missing outputs are computed in batches
-        of their own, before all others. With a part, count only the calls of its teacher.
+        `first` has the indexes of the rows that the caller reads first, whose outputs are computed in separate batches.
+        With `part`, the cache of one of several teachers, count only the calls of that teacher.
         """
         early = np.zeros(len(self._names), bool)
         early[self._identity[first]] = True

@@ -30,8 +30,8 @@ class Split:
     test: Index
     boundaries: tuple[int, int] | None
 
-    def measured_on(self, labeled: Array) -> "Split":
-        """Return a split whose validation and test parts have only rows with a label; `labeled` is bool, (n,).
+    def drop_unlabeled(self, labeled: Array) -> "Split":
+        """Return the split without validation and test rows that have no label. `labeled` is bool, (n,).
 
         Training rows stay as they are. Raise a DataError if the validation or the test part has no label.
         """
@@ -135,7 +135,7 @@ def split_table(
             group together, at the latest times of its rows. None if there are no groups.
 
     Raises:
-        DataError: a column is missing or has nulls, or a part is empty.
+        DataError: a column is missing, has nulls or another type, or a part would have no rows.
     """
     if by is not None:
         return split_by_value(required_column(table, by, "the values to split by"), shares)

@@ -105,7 +105,7 @@ class Material:
         label = self.declaration.label
         within = None if label is None else label.grouped_by
         parts = split_table(self.table, self.declaration.split, self.declaration.split_by, within)
-        return parts if self.labeled is None else parts.measured_on(self.labeled)
+        return parts if self.labeled is None else parts.drop_unlabeled(self.labeled)
 
     @cached_property
     def labeled(self) -> Array | None:

@@ -25,7 +25,7 @@ COMPARED = 256
 
 
 def require_searchable(material: Material, keys: Sequence[str]) -> None:
-    """Raise a DataError if the validation or the test part is too small for a search; `keys` as in `search`."""
+    """Raise a DataError if the validation or test part is too small for a search. `keys` are the answers' keys."""
     least = NEAREST + 1 + (len(keys) == 1)
     for part in ("validation", "test"):
         if (rows := len(getattr(material.parts, part))) < least:
@@ -58,9 +58,10 @@ def search(answers: Answers, teacher: Answers, keys: Sequence[str]) -> dict[str,
 def ranking(
     queries: Tensor, candidates: Tensor, taught_queries: Tensor, taught_candidates: Tensor, *, alone: bool
 ) -> Tensor:
-    """Compare the ranking of a batch's candidates for each query with the teacher's, see `lists`.
+    """Compare each query's ranking of the batch's candidates with the teacher's. Return the loss `lists`.
 
-    With `alone`, queries and candidates are of the same rows, and no row is its own candidate.
+    All tensors are (rows, width): vectors of the student, then of the teacher. With `alone`, queries and candidates are
+    the same rows, and no row is its own candidate.
     """
     if len(queries) < 2:  # the last batch of an epoch may have one row
         return queries.sum() * 0

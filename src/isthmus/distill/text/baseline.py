@@ -1,4 +1,4 @@
-"""The reference of a text task: TF-IDF of words, further inputs and a linear model, fitted to the labels."""
+"""The reference of a text task: TF-IDF of words, other inputs and a linear model, fitted to the labels."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ class FurtherInputs:
     def __init__(self, material: Material, inputs: Sequence[ModelInput]) -> None:
         if material.parts.boundaries is None:
             found = f"set, and the student reads {', '.join(item.name for item in inputs)} beside the text"
-            expected = "None: further inputs are prepared with what is known before the validation part"
+            expected = "None: the other inputs are prepared with what is known before the validation part"
             raise ConfigurationError(material.declaration.where, [Problem("split_by", found, expected)])
         self._table, self._inputs, request = material.student_table, inputs, material.request_inputs
         names = {item.name for item in inputs}  # a transform may also compute the text
@@ -47,9 +47,10 @@ class FurtherInputs:
         return columns(self._table.take(rows), self.fed)
 
     def extremes(self, row: Index, count: int) -> list[tuple[Columns, tuple[Tensor, ...]]]:
-        """Return `count` rows of extreme values: each as raw values of `fed`, and prepared.
+        """Return `count` rows of extreme values, for golden cases: of each row the raw and the prepared values.
 
-        `row` is the number of a usual row. It is repeated if a request transform rejects all extreme values.
+        `row` is the index of a usual row, shape (1,). It is used instead if a request transform rejects all extremes.
+        Rows are repeated if there are fewer than `count`.
         """
         raw: Columns = edges(self.raw(row), self.fed)
         complete, refused = self.request.complete(raw)

@@ -21,7 +21,7 @@ HIDDEN = 32
 
 
 class JoinedStudent(Student):
-    """A network of a text, and one of its further inputs with a hidden layer; their outputs are added."""
+    """A network of a text, and one of its other inputs with a hidden layer; their outputs are added."""
 
     def __init__(self, network: nn.Module, prepare: Prepare, dropout: float, answer: StudentOutput) -> None:
         super().__init__(prepare, (HIDDEN,), dropout, answer)

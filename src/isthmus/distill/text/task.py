@@ -149,7 +149,7 @@ class TextBase(Task):
         return {**super().measures(quality), "texts_cut": float((lengths > self.declared.tokens).mean())}
 
     def sliced(self, rows: Index) -> pa.Table:
-        """Return the number of tokens of each text and the further inputs, for slices."""
+        """Return the number of tokens of each text and the other inputs, for slices."""
         further, tokens = super().sliced(rows).drop_columns([*self.columns]), self._lengths.items()
         slices = {f"tokens of {name}": lengths[rows] for name, lengths in tokens}
         return pa.table({**slices, **dict(zip(further.column_names, further.columns, strict=True))})
@@ -201,7 +201,7 @@ class TextBase(Task):
 
 
 class TextTask(TextBase, LabelTask):
-    """Predicts a label from a text, and from further inputs if the student's service has any."""
+    """Predicts a label from a text, and from other inputs if the student's service has any."""
 
     about: Mapping[str, str] = {"teacher": "the declared teacher", "reference": "TF-IDF and a linear model"}
     at_once = 256
@@ -268,7 +268,7 @@ class TextTask(TextBase, LabelTask):
         return graph(student, self._further.request, self._exported(student.network, "last"))
 
     def network(self, student: nn.Module) -> nn.Module | None:
-        """Return the whole network, or None with further inputs: their preparation exists only as ONNX operators."""
+        """Return the whole network, or None if it has other inputs, whose preparation exists only as ONNX operators."""
         return self._whole(student) if self._further is None else None
 
     def _whole(self, student: nn.Module) -> nn.Module:
@@ -277,7 +277,7 @@ class TextTask(TextBase, LabelTask):
 
     @property
     def row_inputs(self) -> Sequence[ModelInput]:
-        """The text, read by the student's tokenizer, and further inputs."""
+        """The text, read by the student's tokenizer, and the other inputs."""
         text = ModelInput(self.columns[0], String, text=True, tokenizer=self.vocabulary)
         return [text, *([] if self._further is None else self._further.fed)]
 
@@ -291,7 +291,7 @@ class TextTask(TextBase, LabelTask):
         return self._case(student, self.batch(torch.from_numpy(rows)).inputs, {self.columns[0]: texts, **raw})
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Return unusual texts, one per case and without padding, each with extreme values of the further inputs."""
+        """Return unusual texts, one per case and without padding, each with extreme values of the other inputs."""
         extremes: Sequence[tuple[Columns, tuple[Tensor, ...]]] = [({}, ())] * len(EDGES)
         if self._further is not None:
             extremes = self._further.extremes(self.material.parts.train[:1], len(EDGES))
@@ -336,7 +336,7 @@ def text_columns(material: Material, declared: Text) -> tuple[str, ...]:
     others = [name for name in names if name not in columns]
     if not problems and others and isinstance(declared.predicts, Embedding):
         found, only = f"the student's service also has {', '.join(others)}", " and ".join(columns)
-        problems = [Problem("inputs", found, f"{only} alone: an Embedding has no further inputs")]
+        problems = [Problem("inputs", found, f"{only} alone: an Embedding has no other inputs")]
     if problems:
         raise ConfigurationError(where, problems)
     return columns

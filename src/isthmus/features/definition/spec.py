@@ -101,7 +101,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The location of the data, for messages: path, URL or table. A query gives "a query of" its `connection`."""
+        """The location of the data, for messages: a path, a URL, a table, or "a query of <connection>"."""
         return self.path or self.delta or self.iceberg or f"a query of {self.connection}"
 
     @property

@@ -193,7 +193,7 @@ class FeastSource:
         return high if low is None else low if high is None else low & high
 
     def rows(self, names: Sequence[str], known_at: KnownAt, condition: pc.Expression | None = None) -> "SourceRows":
-        """Read the rows of the source that have an event time and a complete key, for a join.
+        """Read the rows of the source for a join. Rows without an event time or with a null in the key are left out.
 
         Args:
             names: features to read.

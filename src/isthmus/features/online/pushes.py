@@ -200,8 +200,7 @@ def put_back(client: Client, project: str, table: str) -> None:
 def trim(client: Client, project: str, table: str, place: int) -> int:
     """Record in Redis that all pushed rows up to the position `place` are collected, and remove the entries before it.
 
-    Return the number of removed entries. The entry at `place` stays in the stream: while it exists, Redis has not lost
-    any later entry.
+    Return the number of removed entries. Raise redis.RedisError if Redis fails.
     """
     client.set(_collected(project, table).decode(), _id(place))
     # The entry at `place` stays: while it exists, Redis has not lost any later entry.

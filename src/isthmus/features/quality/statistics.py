@@ -94,8 +94,8 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Yield columns of all rows whose event time is after `after` and up to `until`, to measure them.
 
-    Both are in microseconds since 1970 UTC; None means no limit. The batches do not depend on the files of the table,
-    so repeated measurements give the same numbers.
+    Both are in microseconds since 1970 UTC; None means no limit. The batches do not depend on how the rows are split
+    into files, so repeated measurements give the same numbers.
     """
     event = ds.field("event_timestamp")
     where = None
@@ -108,7 +108,6 @@ def read(
     batches = source.to_batches(
         columns=list(columns), filter=where, batch_size=_BATCH, batch_readahead=2, fragment_readahead=1
     )
-    # The bounds of the batches depend only on the rows, not on the files of the table.
     for rows in rebatch(batches, _BATCH):
         yield from rows.combine_chunks().to_batches()
 

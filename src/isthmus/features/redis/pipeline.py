@@ -39,12 +39,12 @@ def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
 
 
 def run(client: Client, script: Script, arguments: Sequence[bytes], pieces: Iterable[Piece]) -> list[int]:
-    """Run a Lua script over many keys, in several calls. Return the counts that it returns, summed over the calls.
+    """Run a Lua script over many keys in several calls. Each call returns a list of counts; return their sums.
 
     Without keys, the result is empty. `arguments` are passed to each call. `pieces` has pairs of keys and their values;
     values may be empty. If a connection is lost before the first reply, all calls are sent once more, so the script
     must be safe to repeat. A later loss raises redis.ConnectionError, because a restarted Redis may have lost writes
-    that it had confirmed.
+    that it had confirmed. Raises redis.RedisError if Redis fails or rejects a call.
     """
     # Calls are sent a few batches ahead of the replies.
     batches = (by_slot if isinstance(client, redis.RedisCluster) else by_size)(pieces)

@@ -1,4 +1,4 @@
-"""Feature values as NumPy columns. Servers load this module without Arrow, which is a third of their memory."""
+"""Feature values as NumPy columns. Servers load it without Arrow, which would take a third of their memory."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -74,9 +74,9 @@ def attribute(  # noqa: PLR0913 - the options of the command
 
     The stages are staleness of features, skew between served and fed features, distillation, precision and runtime. The
     ideal prediction is the teacher's, from the features that could be known at the time of the row. The actual
-    prediction is the last package's. Writes a page and a table of all rows to `attribution/<name>` in the state folder,
-    readable by their owner only. Call `require_bounds` with the result to enforce the bounds that the distillation
-    declares.
+    prediction is the latest package's. Writes a page and a table of all rows to `attribution/<name>` in the state
+    folder, readable by their owner only. Call `require_bounds` with the result to enforce the bounds that the
+    distillation declares.
 
     Args:
         project: project that declares the distillation.

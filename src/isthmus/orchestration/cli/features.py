@@ -29,7 +29,11 @@ def apply(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check definitions, write the contract, and register Feast objects. Changed views wait for `materialize`."""
+    """Check definitions, write the contract, and register Feast objects.
+
+    A changed view is served again after `build` and `materialize`. Deletes snapshots that contain more than devices may
+    have now.
+    """
     if diff:
         from isthmus.features.document.blocks import Paragraph
         from isthmus.orchestration.apply.diff import apply_diff

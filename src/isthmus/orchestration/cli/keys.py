@@ -48,7 +48,7 @@ def revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonOption
 
 @verbs.command("open")
 def open_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Let servers on loopback answer requests without a key. Fails while any key is valid: revoke all keys first."""
+    """Let servers on loopback answer without a key, unless `require_keys` is set. Revoke all keys first."""
     from isthmus.orchestration.server.keys import allow_without_key as run
 
     present(run(open_project(project)), as_json=as_json)

@@ -79,7 +79,7 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 
 @model.command()
 def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Compare the last package in each runtime with its PyTorch student. Exit code 1 if one deviates."""
+    """Compare the latest package in each runtime with its PyTorch student. Exit code 1 if one deviates."""
     from isthmus.orchestration.cli.packages import ladder_blocks
     from isthmus.orchestration.models.students import ladder as run
     from isthmus.orchestration.runtimes.products import RUNTIMES
@@ -95,7 +95,7 @@ def benchmark_device(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check and time the last package on a device, and sign the result. Exit code 1 if a bound is exceeded."""
+    """Check and time the latest package on a device, and sign the result. Exit code 1 if a bound is exceeded."""
     from isthmus.orchestration.cli.screens.models import device_blocks
     from isthmus.orchestration.models.devices import benchmark_device as run
     from isthmus.orchestration.models.devices import require_device_bounds
@@ -132,7 +132,7 @@ def attribute(
         typer.Option(help="With --against: column that defines segments (default: the join keys)."),
     ] = None,
     package_against: Annotated[
-        Path | None, typer.Option(**local("With --against: package of the earlier period (default: the last package)."))
+        Path | None, typer.Option(**local("With --against: package of the earlier period (default: the latest)."))
     ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
@@ -252,7 +252,10 @@ def plan(
 def page(
     name: NameArgument = None, out: OutOption = Path("site"), project: ProjectOption = None, as_json: JsonOption = False
 ) -> None:
-    """Write a static web page that runs the last package in the browser. May install onnxruntime-web with npm."""
+    """Write a static web page that runs the latest package in the browser. Replaces an earlier page.
+
+    May install onnxruntime-web with npm, and create the project's signing key.
+    """
     from isthmus.orchestration.snapshots.site import api_path, site
 
     written = site(open_project(project), name, out)

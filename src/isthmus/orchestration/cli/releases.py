@@ -62,7 +62,10 @@ def deploy(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Deploy the last package to all requests. Replaces the deployed one and a candidate; needs a passing verdict."""
+    """Deploy the latest package to all requests. Replaces the deployed one and a candidate; needs a passing verdict.
+
+    During its probation, a server that finds it worse than the previous package restores that one.
+    """
     if context.invoked_subcommand is None:
         _deploy(model, None, project, as_json=as_json)
     elif model or project or as_json:
@@ -71,7 +74,7 @@ def deploy(
 
 @deployments.command()
 def shadow(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Run the last package beside the deployed one, without returning its answers.
+    """Run the latest package beside the deployed one, without returning its answers.
 
     Replaces a candidate, and ends the deployed package's probation. Needs a passing verdict.
     """
@@ -85,7 +88,7 @@ def canary(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let the last package answer a share of the requests, beside the deployed one.
+    """Let the latest package answer a share of the requests, beside the deployed one.
 
     Replaces a candidate, and ends the deployed package's probation. Needs a passing verdict.
     """

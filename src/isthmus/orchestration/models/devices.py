@@ -1,4 +1,4 @@
-"""`isthmus model benchmark-device`: measure the last package on a device, and check the bounds on measurements."""
+"""`isthmus model benchmark-device`: measure the latest package on a device, and check the bounds on measurements."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ class BenchmarkReport:
 
 
 def benchmark_device(project: Project, name: str | None, target: Target) -> BenchmarkReport:
-    """Measure the last package of a distillation on a device, sign the measurement, and keep it beside the package.
+    """Measure the latest package of a distillation on a device, sign the measurement, and keep it beside the package.
 
     Creates a signing key if there is none. Replaces an earlier measurement of the same package, target and
     processor. A broken bound raises no error here: `require_device_bounds` raises it. Raise PackageError if a model
@@ -49,7 +49,7 @@ def benchmark_device(project: Project, name: str | None, target: Target) -> Benc
 
 
 def device_bounds(project: Project, declared: Distillation) -> list[GateResult]:
-    """Check the bounds on each device that measured the last package. Without a measurement, no bound holds.
+    """Check the bounds on each device that measured the latest package. Without a measurement, no bound holds.
 
     Bounds apply to the ORT file in the served precision. Raise DataError if a measurement is damaged or not signed with
     the project's key.

@@ -43,7 +43,7 @@ class ReleaseReport:
 
 
 def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> ReleaseReport:
-    """Deploy the last package of a distillation: for all requests, or with `share`, as a candidate on trial.
+    """Deploy the latest package of a distillation: for all requests, or with `share`, as a candidate on trial.
 
     Without `share`, the package replaces the deployed package and any candidate. It is then on probation, if it
     replaces a package of the same model: servers roll it back if it fails. With `share`, the package runs beside the

@@ -275,7 +275,7 @@ def student_of_package(project: Project, declared: Distillation, package: Packag
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
-    """Run the last package in each of several runtimes, and compare its outputs with those of its PyTorch student.
+    """Run the latest package in each of several runtimes, and compare its outputs with those of its PyTorch student.
 
     `runtimes` maps names to factories, each called just before its runtime is used. The inputs are the package's golden
     cases (inputs with known outputs). Deviations and runtimes that are not installed are part of the result and raise

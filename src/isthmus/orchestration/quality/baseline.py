@@ -47,8 +47,8 @@ def write_statistics(
     """Measure the rows of a training set and of the tables that it was joined from, and save the statistics with it.
 
     The statistics go to the training set's folder. Later drift checks compare new rows with them. `columns` are the
-    model inputs to measure. `histories` are the offline tables of the views. Of the tables, only rows up to the last
-    event time of the training set count.
+    model inputs to measure. `histories` are the offline tables of the views, of which only rows up to the last event
+    time of the training set are measured.
     """
     examples = ds.dataset(training_set.path / DATA)
     times = [pc.max(batch["event_timestamp"]).value for batch in read(examples, ["event_timestamp"])]

@@ -33,12 +33,11 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
 def closest(
     candidate_numbers: Ints, candidate_times: Ints, query_numbers: Ints, query_times: Ints
 ) -> tuple[Ints, Ints]:
-    """Find for each query the candidate with the same number and the nearest time, for example the label of an answer.
+    """Find for each query the candidate with the same key and the nearest time, for example the label of an answer.
 
-    Candidates have the numbers `candidate_numbers` and the times `candidate_times`, sorted by number, then time.
-    Queries have the numbers `query_numbers` and the times `query_times`. The numbers come from `number_rows`; all times
-    have the same unit. Returns two int64 arrays with a value per query: the index of the candidate, or -1 without a
-    candidate, and the distance in time. Of two equally near candidates, the earlier one wins.
+    Keys are given as numbers from `number_rows`. Candidates are sorted by number, then by time; queries may be in any
+    order. All times have the same unit. Returns two int64 arrays with a value per query: the index of the candidate, or
+    -1 without one, and the distance in time. If two candidates are equally near, the earlier one wins.
     """
     times = np.unique(candidate_times)
     width = len(times) + 1

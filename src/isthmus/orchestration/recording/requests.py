@@ -103,8 +103,8 @@ def read_requests(
 
     `reader` parses a body as the server does. A body is a LookupError if its private join keys could not be restored
     from their hashes. `counts` has the number of rows in each recorded answer. A body that cannot be parsed, or that
-    has another number of rows, raises no error: it gets no rows, and `unread` of the result has the reason. All lookups
-    must request the same features. Requests of tensors get no rows.
+    has a different number of rows, raises no error: it gets no rows, and `unread` of the result has the reason. All
+    lookups must request the same features. Requests of tensors get no rows.
     """
     if isinstance(reader, TensorPredictor):
         return Requests({}, {}, np.zeros(len(bodies), np.int64), {})

@@ -1,4 +1,4 @@
-"""`isthmus package page`: write a static web page that runs the last package in the browser (`site`)."""
+"""`isthmus package page`: write a static web page that runs the latest package in the browser (`site`)."""
 
 import hashlib
 import json

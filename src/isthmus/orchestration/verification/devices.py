@@ -88,11 +88,11 @@ def compare_snapshot(
 ) -> ComparedSnapshot:
     """Compare each row of the newest snapshot of the student's service with the tables as of the snapshot's time.
 
-    `histories` are the tables. The result is empty if the student has no `device`. It has only a reason if there is no
-    snapshot, if the snapshot is older than the tables or definitions, if it is too old for devices at `at`
-    (microseconds since 1970 UTC), or if its signature cannot be checked here. A snapshot that was altered, is gone, or
-    has an invalid signature counts as a difference. If each owner has a file, checks every file. Creates a signing key
-    if there is none. Raises DataError if the description of the newest snapshot is damaged.
+    `histories` are the offline tables. The result is empty if the student has no `device`. Only `skipped`, a reason, is
+    set if there is no snapshot, if the snapshot is older than the tables or definitions, if it is too old for devices
+    at `at` (microseconds since 1970 UTC), or if its signature cannot be checked here. A snapshot that was altered, is
+    missing, or has an invalid signature counts as a difference. If each owner has a file, compares every file. Creates
+    a signing key if there is none. Raises DataError if the description of the newest snapshot is damaged.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:

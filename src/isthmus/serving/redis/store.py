@@ -90,10 +90,10 @@ class Store:
         """Read the stored features for a lookup or prediction from Redis. Return the answer of each view, by view name.
 
         `keys` has `rows` values for each join key. `at` is the time of the request in microseconds since 1970 UTC.
-        Damaged rows get the status DAMAGED and are logged. With `check`, or for a share `check_share` of the reads,
-        each row is compared with its hash. Raises a DependencyError if Redis does not answer. Raises a LostRowsError if
-        a key has no row in a view whose rows Redis may have lost (`refused`). Raises a ContractMismatch if all rows of
-        a view have another contract.
+        Rows that are damaged or have another contract get the status DAMAGED and are logged. With `check`, or for the
+        fraction `check_share` of the reads, each row is compared with its hash. Raises a DependencyError if Redis does
+        not answer. Raises a LostRowsError if a key has no row in a view of `self.refused`, whose rows Redis may have
+        lost. Raises a ContractMismatch if all rows of a view have another contract.
         """
         commands = await offload(rows > KEYS, plan.commands, keys)
         with StoreWait(), translate_errors(self._url), Deadline(self._deadlines):

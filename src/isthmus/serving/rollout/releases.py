@@ -84,9 +84,9 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     the cache.
 
     `share` is the fraction of the requests that the candidate answers. With 0, the candidate is a shadow: the server
-    only compares its answers. Without `share`, the package replaces the current deployment, on probation if the profile
-    sets `probation_seconds`. A server may restore the previous deployment during its probation. A new candidate ends a
-    probation.
+    only compares its answers. Without `share`, the package replaces the current deployment. If that has the same model
+    and service, the new one is on probation for `probation_seconds` of the profile, and a server that finds it worse
+    restores the previous deployment. A new candidate ends a probation.
 
     `verdict` is the result of `isthmus verify` for this package, and `tables` the current fingerprint of each view's
     offline table. `contract` has the current features. `at` is the time of the deployment in microseconds since 1970
@@ -97,9 +97,10 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
             reproduce its golden outputs here.
         ContractMismatch: features that the package reads have changed.
         GateFailed: the verdict is missing, failed or outdated; or, for a candidate, no package of the same service is
-            deployed.
-        DependencyError: another deployment is in progress, or the disk is full.
+            deployed, or a server has given up the deployed one.
+        DependencyError: another deployment is in progress.
         DataError: the history is damaged.
+        OSError: a file cannot be written. If it is the history, the package is deployed nevertheless.
     """
     with _locked_history(file) as (history, _):
         rollout = Rollout()

@@ -59,8 +59,8 @@ def _broken(column: "Column", rule: Expectation, dtype: str) -> "Iterator[Column
             if high is not None:
                 yield column.like("_" * (high + 1) + "%")
         case OneOf(values=values):
-            signless = [-0.0, 0.0] if dtype.startswith("Float") and 0 in values else []
-            yield ~column.isin(*(_literal(value, dtype) for value in (*values, *signless)))
+            zeros = [-0.0, 0.0] if dtype.startswith("Float") and 0 in values else []
+            yield ~column.isin(*(_literal(value, dtype) for value in (*values, *zeros)))
 
 
 def _literal(value: Any, dtype: str) -> "Column":

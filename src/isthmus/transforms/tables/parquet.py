@@ -315,11 +315,12 @@ class _Objects(ParquetFiles):
 
 @contextmanager
 def open_table(source: Source, options: Mapping[str, str]) -> Iterator[SourceTable]:
-    """Open the Parquet file at the URL `source.path`, or all files in and below that folder, to copy their rows.
+    """Open the Parquet file at the URL `source.path`, or all files in and below that folder, for a `with` block.
 
     Skips files and folders whose names start with "_" or ".". `options` are the storage options. Raises
-    ConfigurationError for a Delta table, and DataError if there are no files or a file is damaged. Raises
-    DependencyError if the storage does not answer or deltalake is not installed.
+    ConfigurationError for a Delta table, and DataError if there are no files. Raises DependencyError if the storage
+    does not answer or deltalake is not installed. Rows are read within the block, where the same errors may be raised,
+    and DataError for a damaged file.
     """
     with extra("offline"):
         import deltalake  # noqa: F401 - only whether it is installed

@@ -1,1 +1,1 @@
-"""Core ML, the runtime of Apple devices."""
+"""Convert students to Core ML, the runtime of Apple devices."""

@@ -26,9 +26,9 @@ _UNUSED = ("executorch", "sklearn", "torchao")
 """Packages that coremltools imports if they are installed, for ten seconds. It needs them for other models."""
 
 
-def files(of: Portable, _train: Index, precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
-    names = [f"{of.part}.{each}.mlpackage.zip" for each in ("fp32", *COMPRESSED) if each in {"fp32", *precisions}]
-    return conversions(of, names, LIBRARIES, "isthmus.distill.runtimes.coreml.export")
+def files(portable: Portable, _train: Index, precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
+    names = [f"{portable.part}.{each}.mlpackage.zip" for each in ("fp32", *COMPRESSED) if each in {"fp32", *precisions}]
+    return conversions(portable, names, LIBRARIES, "isthmus.distill.runtimes.coreml.export")
 
 
 def _convert(program: ExportedProgram, file: str) -> bytes:

@@ -26,32 +26,32 @@ _NARROWEST = 2**-12
 """Smallest scale of a range, as in XNNPACK's quantizer."""
 
 
-def files(of: Portable, train: Index, _precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
+def files(portable: Portable, train: Index, _precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
     rows = train[evenly_spaced(len(train), CALIBRATION_ROWS)]
     return {
-        f"{of.part}.fp32.pte": partial(convert_student, of),
-        f"{of.part}.int8.pte": partial(convert_student, of, rows),
+        f"{portable.part}.fp32.pte": partial(convert_student, portable),
+        f"{portable.part}.int8.pte": partial(convert_student, portable, rows),
     }
 
 
-def convert_student(of: Portable, calibration: Index | None = None) -> Converted:
+def convert_student(portable: Portable, calibration: Index | None = None) -> Converted:
     """Convert a student to an ExecuTorch program that computes one row at a time, in this process.
 
-    `of` is the part of the student to convert. `calibration` has the row numbers from whose values the ranges of INT8
-    numbers are taken. None converts to float32. With rows, weights and inputs become INT8 if XNNPACK's quantizer
-    supports the operator. ExecuTorch's portable kernels compute the operators that XNNPACK lacks. Raise a GateFailed if
+    `portable` is the part of the student to convert. `calibration` has the indexes of rows that determine the ranges
+    of INT8 numbers; None converts to float32. With rows, weights and inputs become INT8 if XNNPACK's quantizer supports
+    the operator. ExecuTorch's portable kernels compute the operators that XNNPACK lacks. Raise a GateFailed if
     ExecuTorch cannot convert the student.
     """
-    file = f"{of.part}.{'fp32' if calibration is None else 'int8'}.pte"
-    module = of.require(file, LIBRARIES.name)
-    max_sizes = of.max_sizes(file, LIBRARIES.name)
-    examples, sizes = tuple(of.examples(max_sizes).values()), tuple(of.open_sizes(max_sizes).values())
+    file = f"{portable.part}.{'fp32' if calibration is None else 'int8'}.pte"
+    module = portable.require(file, LIBRARIES.name)
+    max_sizes = portable.max_sizes(file, LIBRARIES.name)
+    examples, sizes = tuple(portable.examples(max_sizes).values()), tuple(portable.open_sizes(max_sizes).values())
     try:
         with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             exported = torch.export.export(module, examples, dynamic_shapes=(sizes,))
             if calibration is not None:
-                feeds = (of.feeds(index) for index in np.split(calibration, len(calibration)))
-                rows = (tuple(torch.from_numpy(values[t.name]) for t in of.tensors) for values in feeds)
+                feeds = (portable.feeds(index) for index in np.split(calibration, len(calibration)))
+                rows = (tuple(torch.from_numpy(values[t.name]) for t in portable.tensors) for values in feeds)
                 exported = torch.export.export(_quantized(exported, rows), examples, dynamic_shapes=sizes)
             return Converted(file, _lowered(exported), max_sizes)
     except Exception as error:  # errors of torch, XNNPACK and ExecuTorch share no base class

@@ -1,1 +1,1 @@
-"""LiteRT, formerly TensorFlow Lite."""
+"""Convert students to LiteRT (formerly TensorFlow Lite), and run the files."""

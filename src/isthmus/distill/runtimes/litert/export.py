@@ -16,14 +16,14 @@ from isthmus.distill.types import Index
 from isthmus.features.errors import GateFailed
 
 
-def files(of: Portable, _train: Index, precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
-    names = [f"{of.part}.{each}.tflite" for each in ("fp32", *COMPRESSED) if each in {"fp32", *precisions}]
-    return conversions(of, names, LIBRARIES, "isthmus.distill.runtimes.litert.export", partial(_opened, of))
+def files(portable: Portable, _train: Index, precisions: Collection[str]) -> Mapping[str, Callable[[], Converted]]:
+    names = [f"{portable.part}.{each}.tflite" for each in ("fp32", *COMPRESSED) if each in {"fp32", *precisions}]
+    return conversions(portable, names, LIBRARIES, "isthmus.distill.runtimes.litert.export", partial(_opened, portable))
 
 
-def _opened(of: Portable, file: str) -> list[str]:
-    opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]
-    if unfixed := [size for size in opened if size not in of.padded]:
+def _opened(portable: Portable, file: str) -> list[str]:
+    opened = [size for size, largest in portable.max_sizes(file, LIBRARIES.name).items() if largest > 1]
+    if unfixed := [size for size in opened if size not in portable.padded]:
         raise GateFailed(
             file,
             f"{LIBRARIES.name} cannot convert the student: size {unfixed[0]} is dynamic",

@@ -96,7 +96,7 @@ def change(  # noqa: PLR0913 - the options of the command
         against: earlier period.
         by: columns whose values define the segments. By default, the longest start of the spine's join keys that leaves
             at least 95 % of the rows in segments that occur in both periods; at least one key.
-        package: folder of the package of the earlier period. By default, both periods use the last package.
+        package: folder of the package of the earlier period. By default, both periods use the latest package.
         recorded: use the predictions that servers recorded, with the package that answered last in each period. By
             default, use the rows of the latest training set. `package` must be None with `recorded`.
         progress: called with a message and the finished share, 0 to 1.

@@ -138,17 +138,19 @@ class Graph:
             helper.make_node("Split", [data], names, name=f"split_{data}", axis=0, num_outputs=len(names))
         )
 
-    def stacked(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
+    def stacked(
+        self, function: Stacked, argument: Tensor, number: int = 0, *, never_minus_zero: bool = False
+    ) -> Tensor:
         """Apply an elementwise `function` to `argument`. Independent calls of the same function are merged into one.
 
         Merged calls need fewer nodes. The nodes are added only by `model`. It calls `function` with k stacked arguments
-        of shape (k, n) and the list of their `number`s, which can select a coefficient per call. `signless` promises
-        that the result is never -0.0.
+        of shape (k, n) and the list of their `number`s, which can select a coefficient per call. With
+        `never_minus_zero`, the caller promises that the result is never -0.0.
         """
         if function not in self._together:
             self._together.append(function)
         result = self.add(_TOGETHER, self.row(argument), function=self._together.index(function), number=number)
-        if signless:
+        if never_minus_zero:
             self._positive.add(result)
         return result
 

@@ -44,7 +44,7 @@ def _not_above(bound: float) -> Real:
 
 
 def _exp(x: Tensor) -> Tensor:
-    return x.graph.stacked(exponentials.exp, x, signless=True)
+    return x.graph.stacked(exponentials.exp, x, never_minus_zero=True)
 
 
 def _log(x: Tensor) -> Tensor:
