@@ -107,7 +107,7 @@ class Tabular:
     preparation: Mapping[str, Sequence[Step] | Encoding] = field(default_factory=dict)
 
     def plan(self, inputs: Sequence[_Input]) -> Plan:
-        """Return how to prepare each of the student's inputs for the network, to fit it on the training part.
+        """Return how to prepare each of the student's inputs for the network: steps to fit to the training part.
 
         An input uses the first entry of `preparation` that matches its name, or else the default for its type: numbers
         are standardized, and texts are embedded.
@@ -188,8 +188,9 @@ class Tabular:
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Check the label against the spine (the table of training examples); return a list of problems, [] if it fits.
 
-        It is a problem if the type of the label column does not suit the kind of label, or if the spine lacks the
-        column `Rank.within` or a numeric column `weight`. `where` names the declaration in the messages.
+        It is a problem if the type of the label column does not suit the kind of label, if the spine lacks the column
+        that `Rank.within` names, or if it lacks the column that `weight` names or that has no numbers. `where` names
+        the declaration in the messages.
         """
         return self.label.spine_problems(where, spine, self.weight) if isinstance(self.label, Label) else []
 

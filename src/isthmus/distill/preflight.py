@@ -105,10 +105,10 @@ def rehearse(
 
 
 def require_measured(task: Task, outputs: OutputCache, references: Collection[str]) -> None:
-    """Check before training that the report will have the task's metric, and the figures of models that gates name.
+    """Check before training that the report will have the task's metric, and figures that gates name.
 
-    Such a figure is "student.auc". Runs an untrained student on the validation rows. `outputs` must have the
-    teacher's outputs for these rows. `references` has the names of the other models in the report. Raise a
+    Such a figure is "student.auc". Runs an untrained student on the validation rows. `outputs` must have the teacher's
+    outputs for these rows. `references` has the names of the other models in the report. Raise a
     ConfigurationError if a name is unknown.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation

@@ -28,7 +28,8 @@ class Days:
     def parse(cls, first: str, end: str) -> "Days":
         """Parse the first day and the end of a range, such as 2024-01-31. The day `end` is not part of the range.
 
-        A day is written as YYYY-MM-DD. Raise RequestError if one is invalid, or if the range contains no day.
+        Raise RequestError if a day is invalid, or if the range contains no day. A time at the start of a day in UTC is
+        also accepted.
         """
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:

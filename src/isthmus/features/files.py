@@ -95,7 +95,8 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 def private_folder(folder: Path) -> None:
     """Create a folder, with missing parents, that only its owner can enter.
 
-    If the folder exists and belongs to this user, remove the permissions of all other users.
+    If the folder exists and belongs to this user, remove the permissions of all other users. The folder of another
+    user stays as it is.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()

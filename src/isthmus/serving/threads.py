@@ -1,4 +1,4 @@
-"""Run large work in a thread, so that the event loop stays free for small requests, and start work in tasks."""
+"""Run large work in a thread, so that the event loop stays free for small requests, and start coroutines as tasks."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

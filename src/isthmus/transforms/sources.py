@@ -30,7 +30,7 @@ from isthmus.features.files import (
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.csvfile import CsvFile
 from isthmus.transforms.tables import delta, iceberg, parquet, sql
-from isthmus.transforms.tables.reaching import reaching
+from isthmus.transforms.tables.missing import explain_missing
 from isthmus.transforms.tables.table import SourceTable, Within
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
     elif not is_url(place):
         place = str(_parquet(source, root, staging))
     try:
-        with reaching(f"source {source.name}"):
+        with explain_missing(f"source {source.name}"):
             frame = parquet.read(spark, place)
             types = dict(frame.dtypes)
     except PySparkException as error:

@@ -345,7 +345,7 @@ class CausalTask(Task):
 
         `run` maps inputs to outputs by running the file. It runs on at most 16 blocks of domain texts and 16 of general
         texts. The result has the metrics of `student` on all test blocks, corrected by the difference between file and
-        student on these blocks. `teacher` has the teacher's stored outputs.
+        student on the blocks that were run. `teacher` has the teacher's stored outputs.
         """
         test = self.material.parts.test
         domain, recorded = self._domain[test], teacher.float32(test)

@@ -39,7 +39,7 @@ class Vocabulary:
     def pruned(
         self, texts: Iterable[Sequence[int]], evaluation_texts: Iterable[Sequence[int]], where: str
     ) -> "Vocabulary":
-        """Return a smaller vocabulary, with new token ids, that splits some texts into the same tokens as this one.
+        """Return a smaller vocabulary, with new token ids, that splits `texts` into the same tokens as this one.
 
         A small student needs fewer embeddings with it. It keeps the tokens of `texts`, the shorter tokens that merge
         into them, special tokens, and single bytes, which can encode any text. `texts` and `evaluation_texts` have the

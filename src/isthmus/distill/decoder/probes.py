@@ -1,4 +1,4 @@
-"""Predict how fast this host decodes a model of given sizes, from small ONNX Runtime models in its place."""
+"""Predict how fast this host decodes with a model of given sizes, by timing small ONNX Runtime models."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -86,7 +86,11 @@ class PictureLabels(Unlabeled):
         return Objective(terms, {"labels": labels}) if soft == 1 else Objective({**terms, "labels": labels})
 
     def teacher_scores(self, prediction: Prediction, where: str) -> Array:
-        """Return the teacher's pictures; raise an error if they have another size, or colors outside [0, 1]."""
+        """Return the teacher's pictures, clipped to [0, 1].
+
+        Raise a ConfigurationError if they have another size, and a DataError if colors are NaN or more than a rounding
+        error outside [0, 1].
+        """
         numbers, expected = prediction.numbers, (len(prediction.numbers), *self._size)
         if numbers.shape != expected:
             found = f"shape {numbers.shape}"
@@ -161,7 +165,7 @@ class PictureTask(ImageTask):
 
 
 def label_distance(pictures: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean absolute difference of pictures and labels (n, 3, height, width), without labels of NaN."""
+    """Return the mean absolute difference of pictures and labels, (n, 3, height, width); labels of NaN are skipped."""
     known = ~labels[:, 0, 0, 0].isnan()
     return (pictures[known] - labels[known]).abs().sum() / max(1, labels[known].numel())
 

@@ -131,7 +131,7 @@ class ImageTask(LabelTask):
         return {}
 
     def sliced(self, rows: Index) -> pa.Table:
-        """Return the brightness of each image, and the column that the rows are split by, for slices."""
+        """Return the columns for slices: the brightness of each image and, if declared, the column `split_by`."""
         split_by = self.material.declaration.split_by
         light = self._images.pixels.reshape(len(self._images.pixels), -1).mean(1)[self._images.places[rows]]
         table = pa.table({"brightness": light / 255})

@@ -166,7 +166,7 @@ class Image:
         return {**values, **{name: [type(kind).__name__, attributes(kind)] for name, kind in kinds.items()}}
 
     def shape_problems(self, where: str, values: Sequence[Any], name: str) -> list[Problem]:
-        """Check values of one attribute of the student, for a search; return a list of problems, [] if it fits."""
+        """Check values that a search may give the attribute `name` of the student; return problems, [] if all fit."""
         known = () if isinstance(self.student, str) else tuple(asdict(self.student))
         if isinstance(self.student, str) or name not in known:
             expected = one_of(known) if known else "a MobileNet or a UNet as the student"

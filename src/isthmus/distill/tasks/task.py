@@ -543,7 +543,7 @@ class Task(ABC):
         return {}
 
     def content(self) -> str:
-        """Return a digest of the training data, without the teacher's outputs; by default `Material.training_set`.
+        """Return a digest of the training data, without the teacher's outputs; by default that of the training set.
 
         A training run resumes from a checkpoint only if this is unchanged.
         """

@@ -1,7 +1,7 @@
 """A digest of what a function computes. Formatting, comments and the location of the code do not change it.
 
 It covers the function's syntax tree and default arguments, and all user code that it refers to: functions, classes,
-instances, constants, and the statements that assign library objects. Library code counts only by its name.
+instances, constants, and assignments of library objects to names. Library code counts only by its name.
 """
 
 import ast

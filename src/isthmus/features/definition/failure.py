@@ -55,7 +55,7 @@ def explain_arguments(function: F, name: str = "") -> F:
 def type_problems(declared: object, where: str, skipped_fields: Sequence[str] = ()) -> list[Problem]:
     """Compare the values of a dataclass instance with its type hints; return a problem for each wrong value.
 
-    `where` begins the place in each problem. Fields in `skipped_fields` are not checked.
+    `where` is the prefix of the place in each problem. Fields in `skipped_fields` are not checked.
     """
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))

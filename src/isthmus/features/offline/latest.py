@@ -50,11 +50,11 @@ class LatestRows:
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
     def equal_rows(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
-        """Return a mask over the rows of `later`, True if a row equals its earlier row here, to find rows that changed.
+        """Find unchanged rows: True for each row of `later` that equals the row with the same key in `self`.
 
-        `places` comes from `index_of_keys`. For each row of `later`, it has the index here of the row with the same
-        key, or -1 for a missing key, which gives False. With `times=False`, only the content hashes are compared, and
-        not the times.
+        `places` comes from `index_of_keys`. For each row of `later`, it has the index in `self` of the row with the
+        same key, or -1 for a missing key, which gives False. With `times=False`, only the content hashes are compared,
+        and not the times.
         """
         same: Mask = places >= 0
         old = np.maximum(places, 0)

@@ -80,7 +80,7 @@ class PushLog:
         return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.to_view(view, rows)
 
     def to_view(self, view: ViewContract, rows: pa.Table) -> pa.Table:
-        """Convert rows of this log, which may be pushed under several definitions, to the columns of one definition.
+        """Convert rows of this log, possibly pushed under older definitions, to the columns of one definition.
 
         The result also has `_accepted`, the time of the push in microseconds since 1970 UTC. Missing columns become
         null. Rows without one of the view's join keys are dropped. Raise DataError if a value does not fit the view's

@@ -126,7 +126,7 @@ class OnlineStore:
         names: Sequence[bytes],
         rows: Sequence[bytes],
         accepted: int,
-        waiting: int = records.WAITING,
+        most_waiting: int = records.WAITING,
     ) -> None:
         """Queue pushed rows in Redis, to be collected into the offline table. Only `put` makes them visible to lookups.
 
@@ -137,9 +137,9 @@ class OnlineStore:
             names: encoded entity keys.
             rows: packed row of each key.
             accepted: time of the push, in microseconds since 1970 UTC.
-            waiting: maximum number of queued rows of the view's table, including these.
+            most_waiting: maximum number of queued rows of the view's table, including these.
         """
-        arguments = pushes.append_arguments(names, rows, accepted, waiting)
+        arguments = pushes.append_arguments(names, rows, accepted, most_waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
         pushes.require_room(view.table, counts, len(names))
 

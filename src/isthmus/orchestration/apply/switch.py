@@ -157,9 +157,9 @@ LEAST = 60 * 1_000_000
 def forget(project: Project, store: OnlineStore) -> None:
     """Delete contracts that servers no longer use, and their rows in Redis. `materialize` calls this last.
 
-    A contract is deleted `[stores] keep_contracts_hours` (at least a minute) after it was replaced, unless a deployed
-    model needs it. Does nothing while another process deletes contracts. If a call is killed, the next call finishes
-    it.
+    A contract that was replaced is kept for the hours that `keep_contracts_hours` in `[stores]` sets, at least for a
+    minute, and while a deployed model needs it. Does nothing while another process deletes contracts. If a call is
+    killed, the next call finishes it.
     """
     with _alone(project) as alone:
         if not alone:

@@ -31,8 +31,8 @@ def apply(
 ) -> None:
     """Check definitions, write the contract, and register Feast objects.
 
-    A changed view is served again after `build` and `materialize`. Deletes snapshots that contain more than devices may
-    have now.
+    Servers use a changed view after `build` and `materialize`, and its old version until then. Deletes device snapshots
+    with features that devices may no longer have.
     """
     if diff:
         from isthmus.features.document.blocks import Paragraph
@@ -76,11 +76,16 @@ def build(
 @verbs.command()
 def materialize(
     views: ViewsArgument = None,
-    full: Annotated[bool, typer.Option("--full", help="Also overwrite newer rows in Redis that differ.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also overwrite newer rows that differ, and delete rows that a view lacks.")
+    ] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Collect pushed rows, write the latest row of every key to Redis, and switch servers to a changed contract."""
+    """Collect pushed rows, write the latest row of every key to Redis, and switch servers to a changed contract.
+
+    Deletes keys that the tables no longer have, and the rows of replaced contracts.
+    """
     from isthmus.orchestration.tables.materialize import materialize as run
 
     with progress() as bar:
@@ -267,7 +272,10 @@ def training_set(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a training set: point-in-time features for the spine of a distillation, or for your own rows."""
+    """Write a training set: point-in-time features for the spine of a distillation, or for your own rows.
+
+    That of a distillation is used by its next training. --like without --out rewrites that training set in place.
+    """
     from isthmus.orchestration.cli.screens.report import training_set_blocks
     from isthmus.orchestration.training.set import write_training_set
 

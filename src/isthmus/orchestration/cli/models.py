@@ -34,7 +34,10 @@ def distill(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train teacher, reference, student and control on the last training set. Skipped if nothing has changed."""
+    """Train teacher and student on the latest training set, and the models that the student is compared with.
+
+    These are a control without the teacher and, for tables, a reference. Skipped if nothing has changed.
+    """
     from isthmus.orchestration.models.students import distill as run
 
     with progress() as bar:

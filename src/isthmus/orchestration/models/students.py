@@ -34,7 +34,7 @@ from isthmus.package.signature import require_signature
 from isthmus.package.snapshot.selection import device_manifest
 from isthmus.transforms import engine
 from isthmus.transforms.tables import parquet
-from isthmus.transforms.tables.reaching import reaching
+from isthmus.transforms.tables.missing import explain_missing
 
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
@@ -201,7 +201,7 @@ def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan
     # The schema is explicit, because Sail cannot infer it from files with dictionary columns.
     schema = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
     threads = project.settings.profiles.training.threads
-    with reaching("preparation"), engine.session(project.settings.engine, threads) as spark:
+    with explain_missing("preparation"), engine.session(project.settings.engine, threads) as spark:
         return fit_preparation(parquet.read(spark, file, schema=schema), plan, before)
 
 

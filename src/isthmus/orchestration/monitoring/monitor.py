@@ -58,9 +58,9 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
     Collects recorded answers first, computes the spine (the table with the labels) again, and writes the result to
     `production_file`, with an HTML page beside it. Rolls the deployment back if it loses more quality than its bounds
     allow. The first package of the result is the deployed one, if it has answers. A broken bound raises no error: call
-    `require_bounds` with the result. Raise RequestError if this kind of label cannot be measured, and ContractMismatch
-    if the definitions are not applied. Raise DataError if the answers or the spine cannot be read, or a label is
-    invalid.
+    `require_bounds` with the result. Raise RequestError if the distillation's kind of label has no measure, and
+    ContractMismatch if the definitions are not applied. Raise DataError if the answers or the spine cannot be read, or
+    a label is invalid.
     """
     declared = project.distillation(name)
     decides = figures.main_measure(declared)

@@ -186,7 +186,7 @@ def newly_disclosed_features(project: Project, name: str | None = None) -> tuple
     """List the features that devices would get for the first time with the next snapshot of a service.
 
     Users see the list before the snapshot is written. Each text names a view, its new features and its keys. `name` is
-    the service; None means the only service that declares a `device`.
+    the service; None means the only service that declares a `device`. Raises RequestError if there is no such service.
     """
     service, device = device_service(project, name)
     before = snapshot_folder(project, service.name).latest_or_none()

@@ -154,7 +154,9 @@ def timed(call: "Callable[[], Any]", most: int) -> "list[float]":
 def compare(pairs: "list[tuple[Any, Any]]") -> "dict[str, Any]":
     """Count the values that differ in any bit, and find the greatest difference.
 
-    The difference is None if it is not a number: between texts, other shapes, or a number and a NaN.
+    Return `values`, how many there are, `differing`, and `worst`. `worst` is None if it is not a finite number: if
+    texts, shapes or types differ, or one of two values is NaN or infinite. All values of a pair with different shapes
+    or types count as differing.
     """
     values, differing, worst = 0, 0, 0.0
     for expected, actual in pairs:

@@ -1,4 +1,4 @@
-"""A machine that runs a package's model files: a Python over ssh or adb, or a local command such as an emulator."""
+"""A machine that runs a package's model files: reached by ssh or adb, or through a local command like an emulator."""
 
 import shlex
 import signal
@@ -105,7 +105,8 @@ class Target:
     def parse(cls, text: str) -> Self:
         """Parse a target: `ssh:HOST [PYTHON]`, `adb[:SERIAL] [PYTHON]`, or the command of a local Python.
 
-        Raises a RequestError for an empty command, or for the name of a host or device that would be an option.
+        PYTHON is `python3` by default. Raises a RequestError if the command is empty or its quotes are unbalanced, if
+        the host is missing, or if the host or serial number starts with `-`, which ssh and adb would read as an option.
         """
         where = f"target {text!r}"
         try:

@@ -15,7 +15,7 @@ from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem, did_you_mean, one_of
 from isthmus.features.values.arrow import ARROW, null_elements, wrong_size_rows
 from isthmus.transforms.sources import failing_line, first_line
-from isthmus.transforms.tables.reaching import reaching
+from isthmus.transforms.tables.missing import explain_missing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -212,7 +212,7 @@ def _batches(place: str, frame: "DataFrame", remedy: str) -> Iterator[pa.Table]:
     plan: Any = frame
     client = plan._session.client
     try:
-        with reaching(place):
+        with explain_missing(place):
             for batch in client.to_table_as_iterator(plan._plan.to_proto(client), plan._plan.observations):
                 if isinstance(batch, pa.Table):
                     yield batch

@@ -17,7 +17,7 @@ from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.scan import rebatch
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.transforms.sources import first_line
-from isthmus.transforms.tables.reaching import reaching
+from isthmus.transforms.tables.missing import explain_missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,7 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
     work = _Work(json.dumps([views, tasks]), str(spine), str(folder), status, rows)
     try:
         # A partition is a single row, the number of its task.
-        with reaching("join by the engine"):
+        with explain_missing("join by the engine"):
             spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(work, "rows bigint").toArrow()
     except PySparkException as error:
         raise RefusedError(first_line(error)) from error

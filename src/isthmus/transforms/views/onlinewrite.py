@@ -1,4 +1,4 @@
-"""Write a view's latest rows to Redis from the engine's executors. A task that runs twice changes nothing."""
+"""Write a view's latest rows to Redis from the engine's executors. Running a task again is safe."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from isthmus.features.publishing.publish import PART, write_rows
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.transforms.sources import first_line
-from isthmus.transforms.tables.reaching import reaching
+from isthmus.transforms.tables.missing import explain_missing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,7 +58,7 @@ def write_online(
     write = _Write(single.dumps(), view.name, url, horizon)
     where = f"writing {view.name} to Redis at {without_credentials(url)}"
     try:
-        with reaching(where):
+        with explain_missing(where):
             counted = columns.mapInArrow(write, ", ".join(f"{name} bigint" for name in _COUNTS)).toArrow()
     except PySparkException as error:
         raise DependencyError(

@@ -100,8 +100,7 @@ class Kind(ABC):
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
         """Return all metrics of a model on some rows, by name.
 
-        `rows` has row numbers of the training set. `answers` has the model's scores for these rows, under the key
-        `key`.
+        `rows` has row numbers of the training set. `answers` has the model's scores for these rows, under its `key`.
         """
 
     @abstractmethod

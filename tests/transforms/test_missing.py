@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import DependencyError
 from isthmus.transforms import engine, sources
-from isthmus.transforms.tables.reaching import reaching
+from isthmus.transforms.tables.missing import explain_missing
 from isthmus.transforms.views import executorjoin
 from tests.features.support import ALL, make_view
 from tests.transforms.connect import connect_server
@@ -45,7 +45,7 @@ _UNREACHED = {
 def test_the_error_says_what_could_not_be_reached_and_what_to_do(said: str, tmp_path: Path) -> None:
     file = tmp_path / "a b.parquet"
     file.touch()
-    with pytest.raises(DependencyError) as caught, reaching("join"):
+    with pytest.raises(DependencyError) as caught, explain_missing("join"):
         raise PySparkException(said.format(file=file, folder=tmp_path))
     assert str(caught.value).startswith("join: " + _UNREACHED[said].format(file=file, folder=tmp_path))
     assert 'set engine = "sail"' in caught.value.remedy
@@ -59,7 +59,7 @@ def test_the_error_says_what_could_not_be_reached_and_what_to_do(said: str, tmp_
      "ModuleNotFoundError: No module named 'nowhere'", "[DIVIDE_BY_ZERO] Division by zero."],
 )  # fmt: skip
 def test_what_this_process_lacks_too_stays_as_it_is(said: str) -> None:
-    with pytest.raises(PySparkException, match=r"nowhere|ZERO"), reaching("join"):
+    with pytest.raises(PySparkException, match=r"nowhere|ZERO"), explain_missing("join"):
         raise PySparkException(said)
 
 

@@ -21,7 +21,7 @@ _SCHEME = re.compile(r"(No FileSystem for scheme \"(?P<scheme>\w+)\"|Class org\.
 
 
 @contextmanager
-def reaching(where: str) -> Iterator[None]:
+def explain_missing(where: str) -> Iterator[None]:
     """Explain errors of the engine in the block: its machines lack a file, a Python module or S3 support.
 
     Raises a DependencyError with a remedy in place of such an error. An error about a file or module that this process
