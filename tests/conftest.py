@@ -19,7 +19,7 @@ gc.disable()
 
 # The environments that tests install import few of their modules, and compiling all takes longer than the installation.
 os.environ["PIP_COMPILE"] = "0"
-os.environ["SPARK_SUBMIT_OPTS"] = jvm.options()
+os.environ["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, (os.environ.get("SPARK_SUBMIT_OPTS"), jvm.options())))
 
 settings.register_profile("default", max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
