@@ -323,8 +323,9 @@ class Project:
         """Hold the file lock `name` in the state folder during the block, to keep other processes of the project out.
 
         The block waits for the lock, unless `wait` is False. Several processes can hold the lock at once if all of them
-        pass `shared`. Locks are `contract` to change contracts, `retirement` to remove old contracts, `keys` to change
-        API keys, and `recorded` to collect answers. Deployments share `retirement`, so that their contract stays.
+        pass `shared`. Examples are `contract` to change contracts, `retirement` to remove old contracts, `keys` to
+        change API keys, and `recorded` to collect answers. Deployments share `retirement`, so that their contract
+        stays.
 
         Raises:
             BlockingIOError: another process holds the lock and `wait` is False.

@@ -49,7 +49,7 @@ class PackageFiles:
     sizes: Mapping[str, int]
 
     def read(self, name: str) -> bytes:
-        """Read a file of the package; raise PackageError if its checksum differs, and KeyError if it is not listed."""
+        """Read a file of the package; raise PackageError if it is unreadable or was changed, KeyError if not listed."""
         data = read_file(self.folder / name)
         _require_sum(self.folder / name, hashlib.sha256(data).hexdigest(), self.sums[name])
         return data

@@ -152,10 +152,10 @@ class Parity:
     def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
         """Check that each ONNX Runtime file of a language model generates the right tokens; return a verdict per file.
 
-        Each file continues the golden prompts. In fp32, the tokens must equal the student's in torch. In lower
-        precisions, they must equal the tokens that the package records. A file fails if it cannot run, or if the
-        prompts in the package are not the student's. The keys are "<file> behind prompts". Returns {} if the student is
-        not a language model.
+        Each file continues the golden prompts. In fp32, the tokens must equal the student's in torch, up to the first
+        token that rounding may change. In lower precisions, they must equal the tokens that the package records. A file
+        fails if it cannot run, or if the prompts in the package are not the student's. The key of a verdict is the
+        file's name and " behind prompts". Returns {} if the student is not a language model.
         """
         writer = self._task.writer(self._student)
         if writer is None:

@@ -148,9 +148,10 @@ def zeroed(layer: nn.Conv2d) -> nn.Conv2d:
 
 
 def image_network(declared: Image, outputs: int, where: str) -> nn.Module:
-    """Create an untrained network with `outputs` numbers per image, or for a `Picture` (`outputs` 0) with a picture.
+    """Create an untrained network that returns `outputs` numbers per image or, if `outputs` is 0, a picture.
 
-    Raises a ConfigurationError at `where` if the user's function cannot be imported, or returns anything else.
+    Raises a ConfigurationError at `where` if the user's function cannot be imported or does not return a torch module,
+    if a layer has `padding="same"`, or if the module fails on three black images or returns another shape for them.
     """
     if isinstance(declared.student, MobileNet):
         return MobileNetwork(declared.student, declared.side, outputs)

@@ -201,7 +201,7 @@ class Objective(nn.Module):
         return Objective(terms) if terms else None
 
     def changed(self, change: Callable[[Term], Term]) -> "Objective":
-        """Return an objective of which `change` made each term, also those of the control."""
+        """Return a copy in which `change(term)` replaces each term, also those of the control."""
         terms, control = ({name: change(term) for name, term in of.items()} for of in (self.terms, self.control or {}))
         return Objective(terms, control or None)
 
@@ -219,9 +219,9 @@ class Objective(nn.Module):
     def check(self, student: Outputs, teacher: Outputs, labels: Any = None) -> None:
         """Compute every loss once on a batch, without gradients, to find errors before the training starts.
 
-        `student` and `teacher` are their outputs by key. Raises a ConfigurationError that lists outputs that are
-        missing or do not fit, losses that raise an error, and losses that are not scalars. An out-of-memory error is
-        raised unchanged.
+        `student` and `teacher` have the outputs of both models by key, and `labels` the labels of the batch. Raises a
+        ConfigurationError that lists outputs that are missing or do not fit, losses that raise an error, and losses
+        that are not scalars. An out-of-memory error is raised unchanged.
         """
         problems = []
         for name, term in self.terms.items():

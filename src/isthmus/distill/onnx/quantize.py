@@ -73,14 +73,14 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
 
 
 def quantize_mixed(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str]) -> bytes:
-    """Return a copy of a model with INT8 layers, except where that loses most, as ONNX bytes.
+    """Return a copy of a model, as ONNX bytes, in which all layers are INT8 but those that would lose most accuracy.
 
     More accurate than `quantize`, for transformers, whose activations have outliers. In contrast to `quantize`:
 
     * The layers with the worst outliers among their inputs, at most one in `SHARE`, only get 8-bit weights, as in
       `compress_weights`, and so does the last layer. Without constant weights they stay in float32.
     * Outputs of Gemm and MatMul are not rounded: a transformer adds them to numbers with outliers.
-    * Runtimes give the same numbers up to the rounding of float32, and of an INT8 input where that tips it over.
+    * Runtimes may differ by the rounding of float32. Such a difference can also round an INT8 input to another step.
 
     Arguments and errors are those of `quantize`.
     """

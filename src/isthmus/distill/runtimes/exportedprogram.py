@@ -54,12 +54,12 @@ def conversions(
         files: names of the model files.
         libraries: libraries of the runtime, named in errors.
         module: module to run as the child process; it calls `serve`.
-        padded: returns the named sizes to fix at their maximum in a file, so that inputs must be padded; other named
-            sizes stay variable.
+        padded: returns for a file the names of the sizes that it has only at their maximum: inputs are padded to them.
+            Other named sizes stay variable. It is the same for all files.
 
     Raises:
-        GateFailed: from a returned function, if the conversion to its file fails, or if the conversions to all files
-            take more than 15 minutes per file.
+        GateFailed: from a returned function, if its file cannot be converted, or not in time: all files together have
+            15 minutes per file.
     """
 
     @cache

@@ -1,4 +1,4 @@
-"""Students of a search: the figures of each (`SearchTrial`), their limits (`Budget`), and the file `search.json`."""
+"""Students of a search: what was measured of each (`SearchTrial`), limits (`Budget`), and the file `search.json`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -25,7 +25,10 @@ COMPARED = 256
 
 
 def require_searchable(material: Material, keys: Sequence[str]) -> None:
-    """Raise a DataError if the validation or test part is too small for a search. `keys` are the answers' keys."""
+    """Raise a DataError if the validation or test part is too small for a search.
+
+    `keys` has the names of the vectors. With a single one, a row searches among the other rows and needs one row more.
+    """
     least = NEAREST + 1 + (len(keys) == 1)
     for part in ("validation", "test"):
         if (rows := len(getattr(material.parts, part))) < least:

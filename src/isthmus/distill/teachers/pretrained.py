@@ -1,4 +1,4 @@
-"""Teachers from transformers, from a folder or the hub; loads only safetensors, and only code of transformers."""
+"""Teachers from transformers, from a folder or the hub; loads only safetensors, and never runs code from there."""
 
 import json
 import re

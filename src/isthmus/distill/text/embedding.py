@@ -56,7 +56,7 @@ class EmbeddingTask(TextBase):
         return identities(self.material.table.select(self.columns))
 
     def asked(self, rows: Index) -> Any:
-        """Return tokens and mask of each column, by the teacher's tokenizer."""
+        """Return rows as a batch for the teacher: tokens and mask of each column, from its tokenizer."""
         texts = [self._texts[name].take(rows).to_pylist() for name in self.columns]
         limits = {"padding": True, "truncation": True, "max_length": self._pretrained.tokens}
         read = [self._pretrained.tokenizer(each, return_tensors="pt", **limits) for each in texts]

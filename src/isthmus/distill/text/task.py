@@ -172,7 +172,7 @@ class TextBase(Task):
         return {self.output: self._whole(student)(*map(torch.from_numpy, feeds.values())).numpy()}
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Return unusual texts, one per case and without padding, as on a device."""
+        """Return unusual texts, one per case and without padding, to compare files with the student."""
         fed = [self.vocabulary.feeds([text]) for text in EDGES]
         return [Case(feeds, self.expected(student, feeds)) for feeds in fed]
 
@@ -268,7 +268,10 @@ class TextTask(TextBase, LabelTask):
         return graph(student, self._further.request, self._exported(student.network, "last"))
 
     def network(self, student: nn.Module) -> nn.Module | None:
-        """Return the whole network, or None if it has other inputs, whose preparation exists only as ONNX operators."""
+        """Return a network from tokens to outputs, to convert it for runtimes without ONNX.
+
+        Return None if the student has inputs beside texts, because they are prepared by ONNX operators.
+        """
         return self._whole(student) if self._further is None else None
 
     def _whole(self, student: nn.Module) -> nn.Module:

@@ -67,7 +67,7 @@ class LatestRows:
     def rows(self, selection: Places) -> Iterator[pa.Table]:
         """Read the latest rows of some keys from the history, and yield them as tables, one part after the other.
 
-        `selection` has the ascending indexes of these keys in `keys`.
+        `selection` has the indexes of these keys in `self.keys`, ascending.
         """
         schema, places, data = table_schema(self.history.view), self.place[selection], self.history.data
         if isinstance(data, pa.Table):

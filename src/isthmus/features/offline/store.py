@@ -190,7 +190,7 @@ class OfflineStore:
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """Return the last commit of a view's table, or None without a table, before a build replaces single days of it.
+        """Return the last commit of a view's table, to replace single days of it; None if there is no table.
 
         Raise ContractMismatch if the other days would not match: they were built under another definition of the view,
         or by an early version of Isthmus that did not record days.

@@ -328,8 +328,8 @@ class OnlineStore:
         """Return True if Redis has lost no rows since an earlier call of `servers`, whose result is passed.
 
         A materialization then compares its rows only with those of the last run. Call this only if Redis still has the
-        view's record of that run. A single server that was restarted then has the rows, too, unless it can evict keys.
-        A restarted cluster node may have lost rows, so the result is False.
+        view's record of that run: a single server that was restarted then also has the rows, which were written before
+        the record. The result is False if keys were evicted or a cluster node was restarted, since rows may be lost.
         """
         # A restarted single server that has the record of a view also has its rows, which were written first.
         # A restarted cluster node may have lost them.

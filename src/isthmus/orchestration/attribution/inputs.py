@@ -30,7 +30,7 @@ Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class TrainingRows(NamedTuple):
-    """Rows of a training set: a table with the ideal features, and the index of each row in the training set, (n,)."""
+    """Rows of a training set: a table with the features known at their times, and each row's index in the set, (n,)."""
 
     examples: TrainingSet
     table: pa.Table
@@ -54,11 +54,11 @@ def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
 
 
 def served_since(project: Project, declared: Distillation) -> tuple[int | None, str]:
-    """Return the time from which servers had all feature views of a student, to skip rows before the first serving.
+    """Return the time since which servers have all feature views of a student, to skip rows before it.
 
-    Also return the name of the view that was served last. The time is in microseconds since 1970 UTC. It is None if
-    that view was never materialized under the applied contract. If the student reads no view, the time is the smallest
-    int64 and the name is empty.
+    Also return the name of the view that was served last. The time is in microseconds since 1970 UTC. If a view was
+    never materialized under the applied contract, the time is None and the name is that view's. If the student reads no
+    view, the time is the smallest int64 and the name is empty.
     """
     contract, log = project.applied(), MaterializationLog(project.offline, project.storage_options)
     began = [(-(1 << 63), "")]
@@ -71,11 +71,11 @@ def served_since(project: Project, declared: Distillation) -> tuple[int | None, 
 
 
 def served_features(project: Project, declared: Distillation, rows: TrainingRows) -> pa.Table:
-    """Replace the ideal features of training rows by those that servers returned at that time, to measure staleness.
+    """Replace the student's stored features in training rows by those that servers returned then, to measure staleness.
 
-    The result has the columns of the training set. For a student on a device, features come from the oldest snapshot
-    that the device may use. Raise DataError if a table has lost the rows that were served or that the training set was
-    joined from.
+    The result has the columns of the spine and these features, without computed ones. For a student on a device,
+    features come from the oldest snapshot that the device may use. Raise DataError if a table has lost the rows that
+    were served or that the training set was joined from.
     """
     contract, service = project.applied(), declared.student.name
     offline = project.offline_store()

@@ -36,7 +36,8 @@ def benchmark_device(project: Project, name: str | None, target: Target) -> Benc
     Creates a signing key if there is none. Replaces an earlier measurement of the same package, target and
     processor. A broken bound raises no error here: `require_device_bounds` raises it. Raise PackageError if a model
     file does not run or does not reproduce its golden outputs on the device. Raise DependencyError if the device
-    cannot be reached or lacks a library, and ConfigurationError if the signing key is unusable.
+    cannot be reached or lacks a library, and ConfigurationError if the signing key is unusable. Raise PackageError if
+    the project has a public key and did not sign the package, and DataError if an earlier measurement is damaged.
     """
     artifacts = Artifacts.of(project, name)
     package = open_package(artifacts.last_package())

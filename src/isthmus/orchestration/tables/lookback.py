@@ -43,10 +43,11 @@ def limit_sources(view: FeatureView, frames: Frames, days: Days, reach: int) -> 
 def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
     """Check that the lookback a view declares is long enough; raise DataError if a longer one gives other rows.
 
-    Computes the first day in `rows`, the rows just built, again. To compute some days, a build reads the sources from
-    the lookback before the first day to the lookback after the last. The longer lookback is twice the declared one, and
-    at least a day longer. A lookback that is too short only on later days is not detected. Does nothing if the view has
-    no lookback or `rows` is empty. `frames` are the complete sources.
+    Computes the first day in `rows`, the rows just built, again. To compute a range of days, a build uses the rows of
+    the sources from one lookback before its first day until one lookback after its last. The longer lookback is twice
+    the declared one, and at least a day longer. A lookback that is too short only on later days is not detected. Does
+    nothing if the view has no lookback or `rows` is empty. `frames` has the rows of the sources, as far as both
+    lookbacks reach.
     """
     if contract.lookback is None or not (days := rows.days()):
         return

@@ -177,11 +177,11 @@ def device_rows(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory],
     snapshot: ComparedSnapshot, count: int | None,
 ) -> DeviceRows | None:  # fmt: skip
-    """Select up to 500 rows of the package's training set, or up to `count` if fewer, to ask a device in the verdict.
+    """Select up to 500 rows of the package's training set, or `count` if fewer, to verify a device's outputs.
 
     `snapshot` has the stored features of the device. Skips rows whose keys the device does not keep. If each owner has
-    a file, uses only rows of up to ten owners. Also returns the inputs that a device and that training would have for
-    the rows; `histories` are the tables to join. Returns None if no row is left, if `snapshot` was not compared, or if
+    a file, uses only rows of up to ten owners. Also returns two versions of their inputs: a device's and the training
+    set's; `histories` are the tables to join. Returns None if no row is left, if `snapshot` was not compared, or if
     the student or package is not for devices.
     """
     manifest, contract, device, file = package.manifest, project.applied(), declared.student.device, snapshot.file

@@ -109,8 +109,9 @@ class Trial:
 
         The model is worse if it fails at least `FAILURES` times and at a higher rate, or if its p99 latency exceeds the
         objective and the other model's does not. Latency is judged every `_EVERY` requests, once both models have
-        enough timed runs; a canary's must also be unlikely to be chance. Call this after each counted request of a
-        canary or of a deployment on probation. After `WINDOW` requests, requests and failures are counted from 0.
+        enough timed runs. A canary fails only if chance is an unlikely cause of its latency. Call this after each
+        counted request of a canary or of a deployment on probation. After `WINDOW` requests, requests and failures are
+        counted from 0.
         """
         if self.refused is not None:
             return

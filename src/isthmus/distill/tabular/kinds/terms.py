@@ -14,7 +14,10 @@ from isthmus.features.errors import ConfigurationError
 
 
 def declared_objective(declared: Sequence[DeclaredTerm], usual: Objective) -> Objective:
-    """Return the objective of declared terms; the labels' term of the `usual` one trains a control that has none."""
+    """Return the objective of declared terms.
+
+    If all of them use the teacher, the control is trained with the terms of `usual` that do not.
+    """
     terms = [term for term in declared if isinstance(term, Term)]
     control = usual.without_teacher() if all(term.asks_teacher for term in terms) else None
     return Objective(named_terms(terms), None if control is None else control.terms)
