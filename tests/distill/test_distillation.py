@@ -24,6 +24,7 @@ from isthmus.features.errors import ConfigurationError, DataError, DependencyErr
 from tests.distill.support import PROFILE, STUDENT, TEACHER, material, run, training_set
 
 
+@pytest.mark.accept
 def test_all_four_stand_side_by_side(trained: DistillationReport) -> None:
     models = trained.data["models"]
     assert [*models] == ["teacher", "reference", "student", "control"]
@@ -141,6 +142,7 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
         run(tmp_path, training_set())
 
 
+@pytest.mark.accept
 def test_another_setting_is_another_student(trained: DistillationReport, tmp_path: Path) -> None:
     ids = {
         run(tmp_path, training_set(), temperature=3.0).id,

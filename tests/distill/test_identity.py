@@ -231,6 +231,7 @@ BROKEN = ('"scaled": self.scale}', '"scaled": 1 / (len(rows) - len(self.material
 SCALED = ('"scaled": self.scale}', '"scaled": 2.0}')
 
 
+@pytest.mark.accept
 def test_a_metric_that_raises_after_the_training_loses_nothing(distilled: Any, steps: list[int]) -> None:
     with pytest.raises(ZeroDivisionError):
         distilled(BROKEN)

@@ -29,6 +29,7 @@ def trained(folder: Path, table: pa.Table, kind: str, **changes: Any) -> Distill
     return run(folder, table, task=f"tests.distill.kinds:{kind}", **{"seeds": 1, "epochs": 1, **changes})
 
 
+@pytest.mark.accept
 def test_layers_are_learned_from_what_is_kept(few: pa.Table, tmp_path: Path) -> None:
     report = trained(tmp_path, few, "Projected").data
     assert report["agreement"]["student"].keys() == {"agreement", "kl"}
@@ -52,6 +53,7 @@ def test_weights_are_kept_however_they_lie(few: pa.Table, tmp_path: Path, kind: 
     module.load_state_dict(load_file(found.path / "student.safetensors"))
 
 
+@pytest.mark.accept
 def test_a_measure_without_a_value_is_not_known(few: pa.Table, tmp_path: Path) -> None:
     report = trained(tmp_path, few, "Unknown", seeds=2).data
     assert report["models"]["student"]["quality"]["rare"] is None

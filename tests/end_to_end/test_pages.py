@@ -66,6 +66,7 @@ def said(folder: Path, manifest: Manifest, row: dict[str, Any]) -> float:
     return float(predict(opened, feeds(manifest.model_inputs, columns))[0])
 
 
+@pytest.mark.accept
 def test_a_form_predicts_what_python_predicts(written: Path, phone: Callable[[str], Page]) -> None:
     manifest = read_package(written / "package")
     golden = json.loads((written / "package" / "golden.json").read_bytes())
@@ -104,6 +105,7 @@ def test_a_form_predicts_what_python_predicts(written: Path, phone: Callable[[st
             page.locator(f'[name="{name}"]').fill("")
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("harm", ["model.int8.ort", "golden.json", "contract"])
 def test_what_was_altered_is_refused(written: Path, phone: Callable[[str], Page], tmp_path: Path, harm: str) -> None:
     folder = tmp_path / "site"

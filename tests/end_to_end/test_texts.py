@@ -27,6 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.accept
 def test_a_page_says_what_torch_says(written: Path, phone: Callable[[str], Page]) -> None:
     opened = open_package(written / "package")
     tokenizer, generation, model = open_tokenizer(opened), generation_of(opened.manifest), tiny()

@@ -305,6 +305,7 @@ def test_an_edit_within_the_same_second_is_seen(shop_with_helper: Shop) -> None:
     assert not list(shop_with_helper.root.rglob("*.pyc"))
 
 
+@pytest.mark.accept
 def test_the_contract_is_the_same_in_every_process(shop_with_helper: Shop) -> None:
     here = definitions(shop_with_helper).contract.hash
     script = "import sys; from pathlib import Path; from isthmus.orchestration.project import Project; "

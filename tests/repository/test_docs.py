@@ -142,6 +142,7 @@ def test_the_page_of_results_has_every_benchmark() -> None:
         assert f"`python benchmarks/{file.stem}.py`, {json.loads(file.read_text())['at']}" in text, file.name
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in WHOLE and blocks(page, "python")])
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "\n".join(block.text for block in blocks(page, "python"))

@@ -247,6 +247,7 @@ def test_no_message_shows_a_token(host: str, rest: str, monkeypatch: pytest.Monk
     assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.accept
 def test_something_else_at_the_url() -> None:
     started = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as other:

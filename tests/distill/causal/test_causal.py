@@ -190,6 +190,7 @@ def packaged(further: DistillationReport, folder: Path, precision: Any = "fastes
     return export(of, model, folder, contract=contract, profile=profile, cache=folder / "cache")
 
 
+@pytest.mark.accept
 def test_the_package_of_a_student_says_what_it_says(exported: ExportReport, further: DistillationReport) -> None:
     assert {*exported.quality} == {"model.fp32.ort", "model.int8.ort", "model.int4.ort"}
     assert exported.quality["model.fp32.ort"] == {"agreement": 1}
@@ -271,6 +272,7 @@ def test_a_declared_gate_holds_for_each_file(further: DistillationReport, tmp_pa
     assert re.search(r"int4.ort: regression is [\d.]+; expected", found.left_out["int4"])
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("options", [FURTHER, TAUGHT], ids=["further", "taught"])
 def test_figures_of_a_file_are_those_of_all_its_blocks(
     options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -41,6 +41,7 @@ def test_texts_of_a_block_do_not_see_each_other() -> None:
     torch.testing.assert_close(together[: len(alone)], torch.stack(alone)[:64], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.accept
 @torch.no_grad()
 def test_what_a_model_writes_is_what_transformers_generates_and_what_no_cache_gives() -> None:
     model = teacher()[0]

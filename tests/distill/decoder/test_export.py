@@ -61,6 +61,7 @@ def test_golden_prompts_are_those_of_the_model(package: Path) -> None:
         assert not {0, 1} & set(prompt.tokens)
 
 
+@pytest.mark.accept
 def test_a_package_is_verified_and_made_again_to_the_bit(package: Path, tmp_path: Path) -> None:
     inspection = inspect(package)
     inspection.require()

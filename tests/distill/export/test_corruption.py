@@ -519,6 +519,7 @@ DRAWN: dict[str, Corruption] = {
 }
 
 
+@pytest.mark.accept
 def test_a_graph_that_never_ends(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "SECONDS", 0.5)
     endless(package)

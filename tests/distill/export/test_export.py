@@ -305,6 +305,7 @@ def test_all_budgets_that_are_missed_are_said(trained: DistillationReport, table
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.accept
 def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table, tmp_path: Path) -> None:
     with pytest.raises(GateFailed, match="p99 of one row"):
         make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1e-6))
@@ -328,6 +329,7 @@ def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.accept
 def test_answers_of_no_rows_are_compared_and_of_other_rows_differ(table: pa.Table, tmp_path: Path) -> None:
     own: dict[str, Any] = {"task": "tests.distill.kinds:Edged", "seeds": 1, "epochs": 1}
     trained = run(tmp_path, table, **own)
@@ -353,6 +355,7 @@ def coarse(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Distill
     return run(tmp_path_factory.mktemp("coarse"), table, task="tests.distill.kinds:Coarse", seeds=1, epochs=1)
 
 
+@pytest.mark.accept
 def test_a_precision_that_is_too_coarse_is_left_out(
     coarse: DistillationReport, table: pa.Table, tmp_path: Path
 ) -> None:
@@ -407,6 +410,7 @@ def outliers(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Disti
     return run(tmp_path_factory.mktemp("outliers"), table, **OUTLIERS)
 
 
+@pytest.mark.accept
 def test_the_first_precision_within_its_tolerance_is_the_smallest(
     outliers: DistillationReport, table: pa.Table, tmp_path: Path
 ) -> None:
@@ -439,6 +443,7 @@ def test_the_first_precision_within_its_tolerance_is_the_smallest(
     assert whole.bytes["fp32"] > half.bytes["fp16"] > report.bytes["w8"]
 
 
+@pytest.mark.accept
 def test_a_mixed_file_may_differ_between_processors_by_its_tolerance(table: pa.Table, tmp_path: Path) -> None:
     declared = {**OUTLIERS, "task": "tests.distill.kinds:Mixed"}
     model = run(tmp_path, table, **declared)
@@ -461,6 +466,7 @@ def test_a_mixed_file_may_differ_between_processors_by_its_tolerance(table: pa.T
         require_reproduced(golden, package.manifest, mixed, far)
 
 
+@pytest.mark.accept
 def test_a_precision_that_saves_nothing_is_left_out(
     coarse: DistillationReport, exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_refusal_names_the_number_and_the_line_that_lets_it_pass(table: pa.Tab
     assert declared.source("int8") == 'tolerance["int8"] of Classes'
 
 
+@pytest.mark.accept
 def test_a_wrong_graph_has_no_file_in_any_precision(table: pa.Table, tmp_path: Path) -> None:
     own: dict[str, Any] = {"task": "tests.distill.kinds:Named", "seeds": 1, "epochs": 1}
     trained, profile = run(tmp_path, table, **own), replace(SERVING, precision="int8")
@@ -172,6 +173,7 @@ def test_an_embedding_table_has_eight_bits(table: pa.Table) -> None:
     assert int8_advice({"fp32": whole}, fed, 1) == ""
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("kind", [nn.LSTM, pytest.param(nn.GRU, marks=pytest.mark.accept)])
 def test_the_time_axis_of_a_recurrent_student_stays_open(table: pa.Table, kind: type[nn.RNNBase]) -> None:
     task, student = Tokens(material(table, **CLASSES)), Reader(kind)

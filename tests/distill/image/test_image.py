@@ -43,6 +43,7 @@ PICTURE = Image(
 )
 
 
+@pytest.mark.accept
 def test_a_student_learns_digits_and_is_restored_until_a_file_changes(tmp_path: Path) -> None:
     table = digits(tmp_path, 300)
     of = material(table, tmp_path, replace(IMAGE, augment=1, calibration=Temperature()))
@@ -72,6 +73,7 @@ def test_a_mobilenet_learns_digits(table: pa.Table, root: Path, tmp_path: Path) 
     assert found["models"]["student"]["quality"]["accuracy"] > 0.6
 
 
+@pytest.mark.accept
 def test_a_picture_is_learned_from_the_teacher_and_from_labels(table: pa.Table, root: Path, tmp_path: Path) -> None:
     image = replace(PICTURE, predicts=Picture(features=f"{HERE}:edges", adversarial=0.01))
     of = material(table.slice(0, 60), root, image, "drawing", settings=Settings(steps=4, batch=8))

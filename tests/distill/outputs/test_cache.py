@@ -441,6 +441,7 @@ def start(root: Path, pause: float) -> "subprocess.Popen[str]":
                             env=place)  # fmt: skip
 
 
+@pytest.mark.accept
 def test_two_processes_that_fill_one_folder_end_with_all_rows_and_a_killed_one_loses_a_shard(tmp_path: Path) -> None:
     killed, one, other = (
         start(tmp_path / "killed", 0.05),

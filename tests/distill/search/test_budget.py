@@ -42,6 +42,7 @@ def test_what_the_budget_does_not_allow_is_not_trained(few: pa.Table, tmp_path: 
     assert "isthmus.toml" not in report.data["lines"]
 
 
+@pytest.mark.accept
 def test_a_budget_that_nothing_meets_is_said_with_the_nearest_miss(few: pa.Table, tmp_path: Path) -> None:
     report = searched(tmp_path, few, FP32, trials=2, of={"most_bytes": 10, "shape": {"units": (1, 8)}})
     smallest = min(students(report), key=lambda one: one.bytes or 0)
@@ -64,6 +65,7 @@ def test_too_slow_and_too_much_memory_are_over_the_budget(few: pa.Table, tmp_pat
     assert "ms, at most 0.0001; memory " in one.why
 
 
+@pytest.mark.accept
 def test_what_fails_is_kept_with_its_reason(few: pa.Table, tmp_path: Path) -> None:
     report = searched(tmp_path, few, FP32, trials=3, of={"shape": {"units": (2, SICK, BROKEN)}})
     found = {one.shape["units"]: one for one in students(report)}
@@ -84,6 +86,7 @@ def test_what_is_no_fault_of_a_student_is_not_kept(few: pa.Table, tmp_path: Path
     assert journal.read_bytes() == b""
 
 
+@pytest.mark.accept
 def test_an_output_that_a_student_does_not_say_is_named(few: pa.Table, tmp_path: Path) -> None:
     report = searched(tmp_path, few, FP32, trials=1, task="tests.distill.sampletasks:Silent")
     (one,) = students(report)

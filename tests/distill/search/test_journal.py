@@ -55,6 +55,7 @@ def test_a_line_that_was_not_finished_is_tried_again(few: pa.Table, tmp_path: Pa
         assert (again[1].shape, again[1].precision, again[1].why) == (second.shape, second.precision, second.why)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(("old", "new", "words"), [
     (b'"number":0', b'"number":1', r"line 1: has student 1; expected student 0\. Remove the file"),
     (b'"number":0', b'"number"0', r"line 1: cannot be read: JSON is malformed"),

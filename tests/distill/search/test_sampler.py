@@ -209,6 +209,7 @@ def test_what_was_found_is_declared_and_trained(few: pa.Table, tmp_path: Path) -
         restore(material(few, **changes), report.path)
 
 
+@pytest.mark.accept
 def test_a_precision_that_a_task_lacks_is_said(few: pa.Table, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"task": "tests.distill.sampletasks:Exact", "seeds": 1, "epochs": 1}
     trained = run(tmp_path, few, **changes)

@@ -47,6 +47,7 @@ def test_all_students_are_tried_and_measured(once: tuple[Path, SearchReport, lis
     assert sum("step 10 of 40" in note for note in notes) == len(UNITS)
 
 
+@pytest.mark.accept
 def test_what_counts_is_what_the_exported_graph_says_of_the_validation_part(
     once: tuple[Path, SearchReport, list[str]], few: pa.Table
 ) -> None:
@@ -111,6 +112,7 @@ def test_what_is_searched_for_is_part_of_the_search(
     assert searched(folder, few, trials=1, **unlike).path != first.path
 
 
+@pytest.mark.accept
 def test_another_machine_measures_for_itself(few: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def noted() -> tuple[SearchReport, list[str]]:
         notes: list[str] = []

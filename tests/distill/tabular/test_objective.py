@@ -126,6 +126,7 @@ def test_a_student_learns_from_declared_terms_and_its_control_from_labels(tmp_pa
     assert terms == {"student": {"mse_loss"}, "control": {"labels"}}
 
 
+@pytest.mark.accept
 def test_a_text_learns_from_declared_terms(tmp_path: Path) -> None:
     def both(logits: Tensor, taught: Tensor, labels: Tensor) -> Tensor:
         return soft_targets(logits, taught, temperature=1.5) + hard_targets(logits, labels) / 9

@@ -117,6 +117,7 @@ def test_a_function_fits_a_model_to_the_training_part_alone(table: pa.Table, tmp
     np.testing.assert_array_equal(scores(of, rows), scores(made(other, tmp_path, teacher=f"{HERE}:{name}"), rows))
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("kind", "name"), [("classes", "fitted"), ("number", "fitted_numbers"), ("rank", "fitted_numbers")]
 )
@@ -529,6 +530,7 @@ def unlabeled(table: pa.Table, share: float) -> pa.Table:
     return table.set_column(table.column_names.index("late"), "late", late)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(("kind", "name"), [("binary", "service"), ("classes", "fitted"), ("number", "fitted_numbers")])
 def test_rows_without_a_label_are_learned_from_the_teacher(tmp_path: Path, kind: str, name: str) -> None:
     table, notes = unlabeled(labelled(kind), 0.8), list[str]()

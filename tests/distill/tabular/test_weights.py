@@ -125,6 +125,7 @@ def test_boosting_learns_with_the_weights() -> None:
     assert provenance(first) != provenance(plain)
 
 
+@pytest.mark.accept
 def test_balanced_students_find_rare_rows(tmp_path: Path) -> None:
     table = training_set(600)
     rare = (table["secret"].to_numpy() + table["late"].to_numpy() > 1.6).astype(np.int64)

@@ -105,6 +105,7 @@ def needed(folder: Path, peak: int) -> None:
         kept.write(structs.replace(standing, peak=peak), tensors)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("moment", ["student-0, epoch 2", "control-1, epoch 1", "student-2, epoch 4"])
 def test_stopped_anywhere_it_goes_on(lines: DistillationReport, table: pa.Table, tmp_path: Path, moment: str) -> None:
     def stopping(text: str) -> None:
@@ -150,6 +151,7 @@ def test_pauses_are_no_part_of_any_stage(table: pa.Table, tmp_path: Path, monkey
     assert sum(found["seconds"].values()) + sum(found["paused"].values()) == pytest.approx(clock.now, abs=45)
 
 
+@pytest.mark.accept
 def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
     notes: list[str] = []
     trained(tmp_path, table, notes=notes)
@@ -230,6 +232,7 @@ def test_a_student_that_is_not_smaller_learns_too(table: pa.Table, tmp_path: Pat
         assert notes == [f"the student is not smaller than its teacher: {weights} and 257 weights"]
 
 
+@pytest.mark.accept
 def test_a_remote_teacher_is_asked_as_announced_and_never_twice(table: pa.Table, tmp_path: Path) -> None:
     sampletasks.CALLS.clear()
     notes: list[str] = []
@@ -292,6 +295,7 @@ def test_rows_without_times_are_split_by_a_column(table: pa.Table, tmp_path: Pat
     assert other.id != report.id
 
 
+@pytest.mark.accept
 def test_a_loss_that_is_not_finite_stops(table: pa.Table, tmp_path: Path) -> None:
     notes: list[str] = []
     with pytest.raises(

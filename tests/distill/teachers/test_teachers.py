@@ -321,6 +321,7 @@ class Other(Own):
         return -super().forward(x)
 
 
+@pytest.mark.accept
 def test_the_fingerprint_of_a_network_changes_when_its_answers_may() -> None:
     changed: dict[str, nn.Module] = {
         "setting": Own(2.0),

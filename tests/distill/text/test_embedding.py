@@ -57,6 +57,7 @@ def student_folder(folder: Path) -> Path:
     return next((folder / "models").glob("*/report.json")).parent
 
 
+@pytest.mark.accept
 def test_a_pair_learns_the_teachers_vectors_and_is_packaged(table: pa.Table, tmp_path: Path) -> None:
     model = sentences(tmp_path / "bert", table)
     of = embedding(table, tmp_path)
@@ -89,6 +90,7 @@ def test_a_pair_learns_the_teachers_vectors_and_is_packaged(table: pa.Table, tmp
     np.testing.assert_allclose(np.linalg.norm(answers, axis=1), 1, atol=1e-5)
 
 
+@pytest.mark.accept
 def test_a_student_with_a_vocabulary_of_its_own_embeds_single_texts(table: pa.Table, tmp_path: Path) -> None:
     sentences(tmp_path / "bert", table)
     settings = Settings(steps=200, batch=32, learning_rate=2e-2)
@@ -99,6 +101,7 @@ def test_a_student_with_a_vocabulary_of_its_own_embeds_single_texts(table: pa.Ta
     assert "untrained" in found["models"]["control"]["about"]
 
 
+@pytest.mark.accept
 def test_a_student_starts_from_the_weights_of_another(table: pa.Table, tmp_path: Path) -> None:
     sentences(tmp_path / "bert", table)
     short = Settings(steps=2, batch=32)
@@ -118,6 +121,7 @@ def test_a_student_starts_from_the_weights_of_another(table: pa.Table, tmp_path:
         EmbeddingTask(embedding(table, tmp_path, replace(PAIR, start="none.safetensors"))).student()
 
 
+@pytest.mark.accept
 def test_a_label_is_learned_by_a_pruned_teacher(table: pa.Table, tmp_path: Path) -> None:
     bert(tmp_path / "bert", table)
     text = Text(teacher=Pretrained("bert"), column="body", student=PrunedEncoder(layers=(0,), heads=1, rank=8))

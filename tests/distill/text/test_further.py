@@ -84,6 +84,7 @@ def declaring(of: Material, **changes: Any) -> Material:
     return replace(of, declaration=replace(declared, task=replace(declared.task, **changes)))  # type: ignore[type-var]
 
 
+@pytest.mark.accept
 def test_a_student_of_text_and_features_is_trained_and_packaged(of: Material, tmp_path: Path) -> None:
     made = distill(of, folder=tmp_path / "models", cache=tmp_path / "cache", runs=tmp_path / "runs")
     quality = {name: model["quality"]["accuracy"] for name, model in made.data["models"].items()}
@@ -115,6 +116,7 @@ def test_a_student_of_text_and_features_is_trained_and_packaged(of: Material, tm
         restore(of, made.path)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("student", [PrunedEncoder(layers=(0,)), f"{HERE}:longest"], ids=["pruned", "function"])
 def test_the_graph_of_any_student_reads_the_features(
     of: Material, table: pa.Table, tmp_path: Path, student: Any

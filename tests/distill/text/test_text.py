@@ -91,6 +91,7 @@ def test_a_student_learns_the_topics_and_is_restored(table: pa.Table, tmp_path: 
     assert right.mean() == pytest.approx(accuracy(found))
 
 
+@pytest.mark.accept
 def test_texts_without_a_label_learn_from_the_teacher_alone(table: pa.Table, tmp_path: Path) -> None:
     train = material(table, tmp_path).parts.train
     hidden = np.zeros(len(table), bool)
@@ -101,6 +102,7 @@ def test_texts_without_a_label_learn_from_the_teacher_alone(table: pa.Table, tmp
     assert found["gap_closed"]["value"] > 0.5
 
 
+@pytest.mark.accept
 def test_several_labels_are_learned_from_a_pretrained_model_and_packaged(table: pa.Table, tmp_path: Path) -> None:
     words = [{*text.split()} for text in table["body"].to_pylist()[:300]]
     intents = [[name for name, known in WORDS.items() if {*known} & text] for text in words]
@@ -147,6 +149,7 @@ def test_no_precision_stores_embeddings_in_32_bits(table: pa.Table, tmp_path: Pa
         assert len(in_ort_format(content, precision)) < 0.85 * len(whole), precision
 
 
+@pytest.mark.accept
 def test_long_texts_are_cut_and_counted(table: pa.Table, tmp_path: Path) -> None:
     found = report(material(table, tmp_path, replace(TEXT, tokens=4)), tmp_path)
     lengths = np.array([1 + len(text.split()) for text in table["body"].to_pylist()])
@@ -235,6 +238,7 @@ def test_texts_without_words_have_a_reference() -> None:
     assert model.predict(features).shape == (4,)
 
 
+@pytest.mark.accept
 def test_teachers_are_listed_with_their_code(table: pa.Table, tmp_path: Path) -> None:
     both = replace(
         TEXT, teacher=[TeacherFunction(f"{HERE}:knowing"), (f"{HERE}:knowing", 2.0)], student=f"{HERE}:longest"
@@ -243,6 +247,7 @@ def test_teachers_are_listed_with_their_code(table: pa.Table, tmp_path: Path) ->
     assert accuracy(report(material(table, tmp_path, both), tmp_path), "teacher") > 0.9
 
 
+@pytest.mark.accept
 def test_a_pretrained_model_teaches(table: pa.Table, tmp_path: Path) -> None:
     bert(tmp_path / "bert", table)
     found = report(material(table, tmp_path, replace(TEXT, teacher=Pretrained("bert"))), tmp_path)

@@ -142,6 +142,7 @@ def undisturbed() -> dict[str, dict[str, bytes]]:
     return {kind: trained(kind, 2)[0] for kind in ("table", "text", "image")}
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("kind", ["table", pytest.param("text", marks=pytest.mark.accept), "image"])
 @given(strains=st.lists(st.booleans(), max_size=20))
 @settings(max_examples=4)
@@ -152,6 +153,7 @@ def test_whoever_gives_way_anywhere_ends_with_the_same_weights(
         assert trained(kind, 2, hearing(strains), Path(folder))[0] == undisturbed[kind]
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("kind", ["table", "text", "image"])
 def test_every_degree_leaves_the_weights_as_they_are(
     kind: str, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path

@@ -196,6 +196,7 @@ def test_all_of_a_module_and_its_optimizer_comes_back(tmp_path: Path) -> None:
     assert all(torch.equal(value, module.state_dict()[name]) for name, value in again.state_dict().items())
 
 
+@pytest.mark.accept
 @pytest.mark.timeout(900)
 @pytest.mark.thorough
 def test_killed_at_any_step_the_weights_are_the_same_to_the_bit(tmp_path: Path) -> None:

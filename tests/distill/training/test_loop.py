@@ -94,6 +94,7 @@ def test_parts_of_a_batch_are_the_batch(batch: int, parts: int) -> None:
         assert one == pytest.approx(other, rel=1e-3)
 
 
+@pytest.mark.accept
 @given(
     how=st.builds(
         replace, st.just(SETTINGS), batch=st.integers(5, 60), accumulation=st.integers(1, 3),
@@ -449,6 +450,7 @@ def test_event_files_keep_what_was_measured_at_the_step_that_training_resumes_af
 # --- devices and processes
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("profile", [TrainingProfile(precision="bf16"), TrainingProfile(compile=True)])
 def test_what_the_machine_has_trains_and_the_rest_is_refused(profile: TrainingProfile) -> None:
     refused: DependencyError | None = None

@@ -306,6 +306,7 @@ for write in (
 """
 
 
+@pytest.mark.accept
 def test_a_full_disk_leaves_the_table_as_it_was(store: OfflineStore) -> None:
     put(store, rows_of(range(6)))
     expected = read(store)

@@ -160,6 +160,7 @@ def after(table: dict[int, list[Row]], what: str, key: int, value: int, now: int
     return table
 
 
+@pytest.mark.accept
 @given(first=st.sets(st.integers(0, _KEYS - 1), min_size=1), steps=_STEPS)
 def test_runs_over_changes_leave_what_runs_over_everything_leave(
     client: Client, url: str, first: set[int], steps: list[tuple[str, int, int, bool]]

@@ -59,6 +59,7 @@ def _rows(at: int) -> list[dict[str, Any]]:
     return [{"k": n, "_event": at, "_known": at, "a": n * at, "b": str(n)} for n in range(ROWS)]
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     "kept", [pytest.param(True, marks=pytest.mark.accept), False], ids=["rows are kept", "rows are lost"]
 )
@@ -202,6 +203,7 @@ def _materialize(url: str, start: Any) -> None:
             OnlineStore(client, CONTRACT).remove_except(VIEW, {"k": [row["k"] for row in rows]}, HORIZON)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("where", [_one_server, pytest.param(_cluster, marks=pytest.mark.accept)])
 def test_writers_at_once_end_where_writers_in_a_row_do(tmp_path: Path, where: Any) -> None:
     writers = 4

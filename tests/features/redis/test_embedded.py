@@ -185,6 +185,7 @@ def test_a_server_whose_only_user_is_killed_stops_with_all_rows(tmp_path: Path) 
         assert client.get("a") == b"1"
 
 
+@pytest.mark.accept
 def test_users_come_while_a_server_stops_that_a_killed_user_left(tmp_path: Path) -> None:
     for n in range(10):
         with _other_user(tmp_path) as user:

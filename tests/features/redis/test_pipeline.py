@@ -90,6 +90,7 @@ def nodes(ports: list[int]) -> Iterator[_Nodes]:
         one.close()
 
 
+@pytest.mark.accept
 def test_every_node_has_its_share(client: redis.RedisCluster, nodes: _Nodes) -> None:
     assert _write(client, 1) == WriteCounts(ROWS, ROWS, ROWS)
     shares = [nodes(n, "DBSIZE") for n in range(3)]
@@ -99,6 +100,7 @@ def test_every_node_has_its_share(client: redis.RedisCluster, nodes: _Nodes) -> 
     assert sorted(OnlineStore(client, CONTRACT).keys(VIEW)["k"]) == KEYS["k"]
 
 
+@pytest.mark.accept
 def test_keys_are_written_and_read_while_their_slot_moves(client: redis.RedisCluster, nodes: _Nodes) -> None:
     slots: dict[int, list[bytes]] = {}
     for name in NAMES:
@@ -174,6 +176,7 @@ def test_a_slot_without_a_node_is_a_clear_error(client: redis.RedisCluster, url:
         client.nodes_manager.slots_cache[key_slot(NAMES[0])] = missing
 
 
+@pytest.mark.accept
 def test_a_dead_node_is_one_clear_error(tmp_path_factory: pytest.TempPathFactory) -> None:
     with redis_cluster(tmp_path_factory.mktemp("mortal")) as mortal:
         url = f"redis+cluster://127.0.0.1:{mortal[0]},127.0.0.1:{mortal[1]}"

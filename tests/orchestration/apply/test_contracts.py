@@ -35,6 +35,7 @@ SAME = "keep working as they are"
 MAKE = "must be trained again"
 
 
+@pytest.mark.accept
 def test_a_package_outlives_what_it_does_not_read(exported: Shop, project: Open) -> None:
     package = read_pointer(exported.state / "packages" / "late_order.latest")
     verify(project(exported))

@@ -189,6 +189,7 @@ def waits_for(file: Path) -> bool:
     return any("->" in line and line.split()[-3].endswith(f":{file.stat().st_ino}") for line in locks)
 
 
+@pytest.mark.accept
 def test_contracts_are_forgotten_when_their_time_is_over_and_no_model_needs_them(
     built: Shop, project: Open, tmp_path: Path
 ) -> None:

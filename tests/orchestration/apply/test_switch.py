@@ -301,6 +301,7 @@ def test_rows_that_are_lost_before_the_switch_prevent_it(built: Shop, project: O
     assert project(built).generations().current == following
 
 
+@pytest.mark.accept
 def test_what_is_pushed_in_between_is_there_before_and_after(built: Shop, project: Open, tmp_path: Path) -> None:
     texts = changed(built.definitions.read_text())
     opened = project(built)

@@ -103,6 +103,7 @@ def _skewed(root: Path) -> Path:
     return file
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("stage", "fault", "precision"),
     [
@@ -158,6 +159,7 @@ def test_what_nobody_served_has_no_part(unserved: Path) -> None:
     assert 0 < found.rows < parts
 
 
+@pytest.mark.accept
 def test_rows_before_serving_are_left_out(served: Path) -> None:
     found = attribute(Project(served), days=day_range("2024-01-20", "2024-02-01"))
     assert found.left_out == {"nothing was served yet": 6 * machines.MACHINES * machines.ASKED}
@@ -167,6 +169,7 @@ def test_rows_before_serving_are_left_out(served: Path) -> None:
     )
 
 
+@pytest.mark.accept
 def test_a_range_of_a_later_training_set(served: Path) -> None:
     """Rows that the student has no training set with: their teacher is asked anew, and says the same."""
     days = day_range("2024-02-10", "2024-02-14")
@@ -181,6 +184,7 @@ def test_a_range_of_a_later_training_set(served: Path) -> None:
     assert after.table.equals(before.table)
 
 
+@pytest.mark.accept
 def test_rows_that_are_fed_twice_or_not_at_all_are_left_out(served: Path) -> None:
     table = pq.read_table(_skewed(served))
     last = table.num_rows - 1
@@ -193,6 +197,7 @@ def test_rows_that_are_fed_twice_or_not_at_all_are_left_out(served: Path) -> Non
     assert found.each[SKEW] > 0.1
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -216,6 +221,7 @@ def test_a_file_that_is_not_what_the_model_was_fed(
         attribute(Project(served), fed=file)
 
 
+@pytest.mark.accept
 def test_what_is_not_there(served: Path) -> None:
     project = Project(served)
     with pytest.raises(DataError, match="cannot be read"):
@@ -241,6 +247,7 @@ def test_what_is_not_there(served: Path) -> None:
         attribute(project)
 
 
+@pytest.mark.accept
 def test_the_command_and_its_page(served: Path) -> None:
     done = run("model", "attribute", "--fed", str(_skewed(served)), cwd=served)
     assert done.returncode == 0, done.stderr
@@ -265,6 +272,7 @@ def _bound(root: Path, bounds: str) -> None:
     file.write_text(file.read_text().replace("    Float64,\n", "    Float64,\n    Gate,\n"))
 
 
+@pytest.mark.accept
 def test_bounds_are_judged(served: Path) -> None:
     bounds = ('"staleness.row", at_most=0.0', '"distillation.auc", at_least=0.1', '"skew.row", at_most=1')
     _bound(served, ", ".join(f"Gate({bound})" for bound in bounds))
@@ -277,6 +285,7 @@ def test_bounds_are_judged(served: Path) -> None:
     assert "expected distillation.auc at least 0.1" in done.stderr
 
 
+@pytest.mark.accept
 def test_bounds_are_a_check_that_blocks_nothing(served: Path) -> None:
     def checks() -> dict[str, dg.AssetCheckSpec]:
         graph = build_definitions(served).resolve_asset_graph()

@@ -49,6 +49,7 @@ def _require_sums(result: Attribution) -> None:
         assert abs(sum(part.value for part in measure.parts.values()) - measure.difference) <= 1e-12
 
 
+@pytest.mark.accept
 def test_what_redis_gave_and_what_was_answered(recorded: Path) -> None:
     project = Project(recorded)
     assert collect(project).problems == ()

@@ -437,6 +437,7 @@ def test_a_folder_that_cannot_be_written(built: Shop) -> None:
 # --- what goes well
 
 
+@pytest.mark.accept
 def test_the_reports_are_one_document_each(built: Shop) -> None:
     views = {"customer_orders", "shelf_demand", "customer_facts"}
     done = run("build", "--json", cwd=built.root)
@@ -457,6 +458,7 @@ def test_the_reports_are_one_document_each(built: Shop) -> None:
     assert (verdict["passed"], verdict["differing"], set(verdict["views"])) == (True, 0, views)
 
 
+@pytest.mark.accept
 def test_a_failed_verdict_is_a_document_too(built: Shop) -> None:
     with EmbeddedRedis(built.state / "redis") as server, connect(server.url) as client:
         client.hdel(sorted(client.keys("shop:customer:*"))[0], "customer_orders")

@@ -122,6 +122,7 @@ def test_a_copied_project_has_a_registry_of_its_own(built: Shop, project: Open) 
     assert str(copied.root).encode() in (copied.state / "feast" / "registry.pb").read_bytes()
 
 
+@pytest.mark.accept
 def test_a_client_with_feast_alone_looks_values_up(built: Shop, project: Open) -> None:
     opened = project(built)
     apply(opened)
@@ -160,6 +161,7 @@ def test_feast_is_shown_the_port_of_the_server(built: Shop, project: Open) -> No
     assert f"  path: http://127.0.0.1:{port + 1}\n" in file.read_text()
 
 
+@pytest.mark.accept
 def test_apply_of_what_is_registered_does_not_load_feast(built: Shop, project: Open) -> None:
     apply(project(built))
     code = (
@@ -300,6 +302,7 @@ def test_a_bad_view_keeps_all_tables_as_they_were(
     assert files(built.state / "offline") == before
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
 def test_a_half_written_table(built: Shop, project: Open, damage: Callable[[Path], None]) -> None:
     damage(data_file(built, "shelf_demand"))
@@ -331,6 +334,7 @@ def test_a_commit_that_was_never_finished(built: Shop, project: Open) -> None:
     require_passed(verify(project(built), all_keys=True))
 
 
+@pytest.mark.accept
 def test_a_table_of_another_contract(built: Shop, project: Open) -> None:
     built.replace("SLOW = 60", "SLOW = 61")
     apply(project(built))
@@ -419,6 +423,7 @@ def without_customer(shop: Shop, number: int) -> None:
     pq.write_table(orders.filter(pa.compute.not_equal(orders["customer"], number)), shop.orders)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("which", ["any", pytest.param("last", marks=pytest.mark.accept)])
 def test_a_key_that_is_gone_is_not_served(built: Shop, project: Open, which: str) -> None:
     orders = order_rows()
@@ -433,6 +438,7 @@ def test_a_key_that_is_gone_is_not_served(built: Shop, project: Open, which: str
     assert {m.removed for m in materialize(project(built)).values()} == {0}
 
 
+@pytest.mark.accept
 def test_a_key_that_is_gone_under_a_new_contract_is_not_served(built: Shop, project: Open) -> None:
     without_customer(built, order_rows()["customer"][5].as_py())
     built.replace("ttl=timedelta(days=7)", "ttl=timedelta(days=8)")

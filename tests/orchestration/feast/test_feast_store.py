@@ -205,6 +205,7 @@ def facts(customer: int, moment: datetime) -> pd.DataFrame:
     )
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("through", ["our store", "a server"])
 def test_what_feast_pushes_is_in_the_history_once(project: tuple[Project, str], tmp_path: Path, through: str) -> None:
     opened, url = project

@@ -100,6 +100,7 @@ def template(made: Made, component: str) -> Any:
 # --- manifests
 
 
+@pytest.mark.accept
 def test_every_manifest_keeps_to_the_official_schemas(made: Made) -> None:
     kinds = set()
     for manifest in manifests(made).values():
@@ -156,6 +157,7 @@ def test_selectors_find_their_pods_and_no_others(made: Made) -> None:
             assert selector.get("matchLabels", selector) == labels[Path(file).parent.name], file
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("component", ["serving", "training", "recorded"])
 def test_no_pod_may_more_than_it_needs(made: Made, component: str) -> None:
     if component == "recorded" and "base/recorded/cronjob.yaml" not in made:
@@ -285,6 +287,7 @@ def test_accelerate_takes_its_configuration(tmp_path: Path, key: str, expected: 
     assert arguments.training_script.endswith("train.py")
 
 
+@pytest.mark.accept
 def test_the_server_of_the_deployment_runs_and_its_probe_tells_when(tmp_path: Path) -> None:
     """Its command and its variables, as Kubernetes would fill them in, on this machine."""
     state, keys, port = tmp_path / "state", tmp_path / "keys", free_port()

@@ -138,6 +138,7 @@ def test_everything_is_made_and_has_the_version_of_its_content(ran: Dagster) -> 
     assert ran.stale() == set()
 
 
+@pytest.mark.accept
 def test_what_was_made_is_shown_with_its_rows_and_plots(ran: Dagster) -> None:
     def shown(node: str) -> Mapping[str, dg.MetadataValue[Any]]:
         event = ran.instance.get_latest_materialization_event(dg.AssetKey(node.split("/")))
@@ -298,6 +299,7 @@ def test_automation_is_off_by_one_switch(shop: Shop) -> None:
     }
 
 
+@pytest.mark.accept
 def test_a_run_makes_what_it_has_selected(ran: Dagster) -> None:
     result = ran.run("offline/shelf_demand", "online/shelf_demand")
     assert result.success
@@ -328,6 +330,7 @@ def test_a_month_is_built_in_one_run_by_one_process(tmp_path: Path) -> None:
         assert (days.get_first_partition_key(), days.get_last_partition_key()) == ("2023-12-25", "2024-03-01")
 
 
+@pytest.mark.accept
 def test_what_fails_is_one_sentence_and_is_not_tried_again(shop: Shop, tmp_path: Path) -> None:
     (shop.root / "data" / "orders.parquet").unlink()
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
@@ -386,6 +389,7 @@ def test_steps_run_elsewhere_with_another_client(shop: Shop, tmp_path: Path) -> 
     assert "orders.parquet not found" in str(failure.user_failure_data.description)
 
 
+@pytest.mark.accept
 def test_definitions_load_without_what_computes(shop: Shop) -> None:
     outline(shop.root)
     code = (
@@ -406,6 +410,7 @@ def test_definitions_that_are_wrong_are_refused_with_every_problem(shop: Shop) -
     assert "view customer_orders, owner: 'shop'; expected an email address or \"team:NAME\"" in str(caught.value)
 
 
+@pytest.mark.accept
 def test_an_outline_is_compiled_anew_only_when_something_changed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     first = outline(shop.root)
     kept = shop.root / ".isthmus" / "outline.json"

@@ -76,6 +76,7 @@ with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
 """
 
 
+@pytest.mark.accept
 def test_a_killed_run_has_failed_and_gives_back_its_place_in_a_pool(shop: Shop) -> None:
     project = Project(shop.root)
     home = str(dagster_home(project))

@@ -28,6 +28,7 @@ def bounded(shop: Shop, bound: str) -> Project:
     return Project(shop.root)
 
 
+@pytest.mark.accept
 def test_a_measurement_is_signed_and_required(exported: Shop) -> None:
     project = bounded(exported, '"device.p99_us", at_most=1e9')
     with pytest.raises(GateFailed, match=r"device\.p99_us has no value.*benchmark-device"):
@@ -82,6 +83,7 @@ def test_only_the_project_s_own_measurement_counts(exported: Shop, tmp_path: Pat
         [*read_all(report.file.parent, "0" * 64, SnapshotSigner.of(project.snapshots / "key.pem").public_key)]
 
 
+@pytest.mark.accept
 def test_a_failing_device_loses_no_measurement(exported: Shop) -> None:
     project = Project(exported.root)
     before = benchmark_device(project, None, HERE).file

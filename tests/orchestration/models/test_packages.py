@@ -71,6 +71,7 @@ def forged(folder: Path, *nodes: onnx.NodeProto, constants: Mapping[str, Any]) -
     return package
 
 
+@pytest.mark.accept
 def test_a_graph_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
     # A GiB of zeros, which a runtime makes when it opens the graph.
     package = forged(
@@ -152,6 +153,7 @@ def test_a_terminal_obeys_nothing_that_a_package_says(tmp_path: Path) -> None:
     assert "[red]model.ort" in shown.stdout
 
 
+@pytest.mark.accept
 def test_a_key_asks_for_a_signature(tmp_path: Path) -> None:
     package, (private, public), (_, other) = (
         make_package(tmp_path / "package"),
@@ -180,6 +182,7 @@ def test_a_browser_s_runtime_takes_tensors_of_every_kind(cache: Path, tmp_path: 
     assert [entry.name for entry in cache.glob("onnxruntime-web-*")] == [WebRuntime(cache).node.folder.name]
 
 
+@pytest.mark.accept
 def test_a_browser_s_runtime_answers_as_recorded(cache: Path, tmp_path: Path) -> None:
     package = of_rows(tmp_path)
     inspection = inspect(package, runtime=WebRuntime(cache))

@@ -330,6 +330,7 @@ serve(convert)
 """
 
 
+@pytest.mark.accept
 def test_a_conversion_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "converting.py").write_text(CONVERTING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -34,6 +34,7 @@ def isthmus(root: Path, *arguments: str, code: int = 0) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.accept
 def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "isthmus.toml").write_text(f'[project]\nname = "flights"\n\n[server]\nport = {port}\n')

@@ -101,6 +101,7 @@ def test_a_training_pauses_while_the_api_is_too_slow_and_ends_as_if_it_had_been_
     assert weights(beside) == weights(alone)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_servers_say_is_what_they_count(tmp_path: Path, redis_url: str, workers: int) -> None:
     with answering(tmp_path / "server", redis_url, latency_objective_ms=0.3, workers=workers) as (server, folder):
@@ -121,6 +122,7 @@ def test_what_servers_say_is_what_they_count(tmp_path: Path, redis_url: str, wor
     assert not list(folder.iterdir())
 
 
+@pytest.mark.accept
 def test_a_folder_that_cannot_be_written_is_said_once_and_answers_go_on(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())

@@ -69,6 +69,7 @@ def shop(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project(Path(shutil.copytree(once(tmp_path_factory, "text-shop", make), tmp_path / "shop")))
 
 
+@pytest.mark.accept
 def test_the_server_reads_texts_as_the_student_does(shop: Project) -> None:
     package = open_package(Artifacts.of(shop).last_package())
     places = {item.name: item.tensor for item in package.manifest.inputs}

@@ -56,6 +56,7 @@ def replaced(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
     return Path(shutil.copytree(once(tmp_path_factory, "replaced", make), tmp_path / "machines"))
 
 
+@pytest.mark.accept
 def test_a_deployment_that_loses_more_than_it_may_is_undone(replaced: Path) -> None:
     project = bound(replaced, 0.05)
     deployed = current_deployment(project.deployment_file)

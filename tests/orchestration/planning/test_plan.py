@@ -530,6 +530,7 @@ def test_before_there_is_anything_to_plan(shop: Shop, project: Open) -> None:
         plan(opened, speed=host)
 
 
+@pytest.mark.accept
 def test_the_command_line(shop: Shop) -> None:
     made(shop)
     shop.append('\n[prices]\ncurrency = "EUR"\nhour = { cpu = 0.1, t4 = 0.5 }\n', "isthmus.toml")
@@ -555,6 +556,7 @@ def test_the_command_line_refuses(shop: Shop) -> None:
     assert "prices.hour.l40: is not a device" in refused(shop, "infra", "plan", code=2)
 
 
+@pytest.mark.accept
 @pytest.mark.timeout(900)
 def test_the_plan_of_a_student_that_was_trained(built: Shop, project: Open) -> None:
     # The gate of `isthmus model export` has tests of its own.

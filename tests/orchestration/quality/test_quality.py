@@ -210,6 +210,7 @@ def test_more_of_the_same_is_no_drift(built: Shop, project: Open) -> None:
     require_quality(report)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("fault", "feature"),
     [
@@ -268,6 +269,7 @@ def test_statistics_that_are_damaged_or_missing(built: Shop, project: Open) -> N
     assert (made.path / STATISTICS).exists()
 
 
+@pytest.mark.accept
 def test_a_broken_promise_stops_dagster_before_the_online_store(promising: Shop, project: Open) -> None:
     """The table was good when it was written; a month later it is stale."""
     promising.replace("now = 2024-03-01", "now = 2024-04-01", "isthmus.toml")

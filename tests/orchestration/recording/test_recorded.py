@@ -318,6 +318,7 @@ collect(project, lot=6)
 """
 
 
+@pytest.mark.accept
 @pytest.mark.timeout(900)
 @pytest.mark.thorough
 def test_killed_at_any_moment(opened: Project) -> None:
@@ -351,6 +352,7 @@ def test_two_that_collect_at_the_same_moment_have_each_answer_once(opened: Proje
     spool.close()
 
 
+@pytest.mark.accept
 def test_recorded_answers_are_an_asset_that_is_collected_every_hour(shop: Shop, project: Open, tmp_path: Path) -> None:
     key = dg.AssetKey("recorded")
     assert key not in build_definitions(shop.root).resolve_asset_graph().get_all_asset_keys()

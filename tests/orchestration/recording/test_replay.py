@@ -350,6 +350,7 @@ def deployed(exported: Shop, project: Open) -> Shop:
     return exported
 
 
+@pytest.mark.accept
 def test_a_prediction_of_a_key_that_nobody_has_is_named(deployed: Shop, project: Open) -> None:
     deployed.append('private = ["customer_orders", "customer_facts", "shelf_demand"]\n', "isthmus.toml")
     opened = project(deployed)
@@ -366,6 +367,7 @@ def package_of(project: Project) -> Path:
     return folder
 
 
+@pytest.mark.accept
 def test_predictions_are_the_same_and_what_is_not_has_a_cause(deployed: Shop, project: Open) -> None:
     opened = project(deployed)
     some = customers(opened)

@@ -43,6 +43,7 @@ def orders_at(root: Path, customer: int, moments: list[int], *, as_served: bool 
     return list(joined[f"{VIEW}__orders_7d"].to_pylist())
 
 
+@pytest.mark.accept
 def test_pushed_rows_are_in_the_history_the_verdict_and_training_sets(built: Shop, project: Open) -> None:
     opened = project(built)
     now, minute = opened.now(), 60_000_000

@@ -93,6 +93,7 @@ def without_half(client: redis.Redis) -> None:
             client.delete(key)
 
 
+@pytest.mark.accept
 def test_rows_that_are_gone_are_reported_and_come_back(built: Shop, project: Open) -> None:
     with with_redis(built, project) as (opened, client), served(opened) as http:
         require_well(http, opened)

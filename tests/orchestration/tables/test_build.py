@@ -131,6 +131,7 @@ def test_a_lookback_is_long_enough_where_only_rounding_differs(reaching: Shop, p
         build_range(project(reaching), [ORDERS_VIEW], within=Days(FIRST + 10, FIRST + 12))
 
 
+@pytest.mark.accept
 def test_a_lookback_is_long_enough_where_only_the_rounding_of_arrays_differs(reaching: Shop, project: Open) -> None:
     reaching.append("""
 
@@ -308,6 +309,7 @@ def replaced(folder: Path, retyped: bool = False) -> None:
     write_deltalake(folder, other, mode="overwrite", schema_mode="overwrite")
 
 
+@pytest.mark.accept
 def test_a_delta_table_makes_the_rows_of_its_file(reaching: Shop, project: Open) -> None:
     before = {view: stored(reaching, project, view) for view in (ORDERS_VIEW, "shelf_demand")}
     folder = as_delta(reaching)
@@ -367,6 +369,7 @@ def test_a_delta_table_that_was_replaced_or_retyped(reaching: Shop, project: Ope
     assert stored(reaching, project)[1] == before
 
 
+@pytest.mark.accept
 def test_a_query_is_read_for_each_build(reaching: Shop, project: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     before = stored(reaching, project)[1]
     with closing(duckdb.connect(str(reaching.root / "shop.duckdb"))) as database:
@@ -596,6 +599,7 @@ def killed_builds(shop: Shop, project: Open, kills: int, longest: float) -> int:
     return hit
 
 
+@pytest.mark.accept
 @pytest.mark.thorough
 def test_a_build_that_is_killed_leaves_old_or_new_rows(reaching: Shop, project: Open) -> None:
     assert killed_builds(reaching, project, KILLS, longest=2.0) > 0

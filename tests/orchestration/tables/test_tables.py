@@ -154,6 +154,7 @@ def _build(project: Project, within: Days | None) -> None:
     build_range(project, [ORDERS_VIEW], within=within) if within else build(project, [ORDERS_VIEW])
 
 
+@pytest.mark.accept
 def test_a_table_that_is_replaced_retyped_or_dropped(reaching: Shop, project: Open, place: Place) -> None:
     orders, before = pq.read_table(reaching.orders), stored(reaching, project)[1]
     move(reaching, project, place)

@@ -174,6 +174,7 @@ def _types(contract: Contract) -> dict[str, Any]:
     return {column.name: column.dtype for column in contract.transforms["basket"].request}
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("name", ["sail", pytest.param("spark", marks=pytest.mark.accept)])
 def test_the_engine(released: Project, name: str) -> None:
     contract = released.definitions.contract

@@ -281,6 +281,7 @@ def test_a_spine_may_leave_out_what_has_a_default(shop: Shop, project: Open) -> 
     deploy(project(shop))
 
 
+@pytest.mark.accept
 def test_what_no_training_set_has_is_said_not_to_be_compared(shop: Shop, project: Open) -> None:
     with_moment(shop).replace("\n\n@spine(entities=[customer, shelf]", EXTRA + "\n\n@spine(entities=[customer, shelf]")
     apply(project(shop))

@@ -504,6 +504,7 @@ def _by_both(shop: Shop, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(path.name for path in Path(Project(shop.root).offline).iterdir()) == tables
 
 
+@pytest.mark.accept
 def test_a_join_by_sail_is_the_embedded_one(built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _by_both(built, tmp_path, monkeypatch)
 

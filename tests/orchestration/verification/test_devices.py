@@ -94,6 +94,7 @@ def _differing(verdict: Verdict) -> set[str]:
     return {name for name, part in verdict.named().items() if part.differing}
 
 
+@pytest.mark.accept
 def test_a_snapshot_of_the_tables_passes(project: Project) -> None:
     verdict = verify(project)
     assert verdict.passed
@@ -125,6 +126,7 @@ def test_whatever_is_wrong_in_it_is_found(project: Project) -> None:
         require_passed(verdict)
 
 
+@pytest.mark.accept
 def test_a_row_is_null_where_the_features_that_devices_keep_are(built: Shop) -> None:
     with_device(built).replace("features=[shelf_demand, basket]", 'features=[shelf_demand[["distance"]], basket]')
     opened = Project(built.root)
@@ -189,6 +191,7 @@ def test_what_cannot_be_compared_is_said(project: Project) -> None:
     assert verify(project).skipped["the snapshot"] == skipped() == "none was written: run `isthmus features snapshot`"
 
 
+@pytest.mark.accept
 def test_every_runtime_answers_and_is_fed_what_the_tables_have(on_device: Shop, web: None) -> None:
     verdict = require_passed(verify(Project(on_device.root)))
     assert verdict.samples == {
@@ -252,6 +255,7 @@ def _flip(project: Project, place: int) -> str:
     return str(owner[1])
 
 
+@pytest.mark.accept
 def test_the_snapshots_of_all_owners_are_compared(of_owners: Shop) -> None:
     opened = _without_package(of_owners)
     verdict = require_passed(verify(opened))
@@ -341,6 +345,7 @@ def test_a_file_of_owners_that_was_altered_or_is_gone_fails(of_owners: Shop) -> 
     assert refused() == "its file is gone"
 
 
+@pytest.mark.accept
 def test_the_client_is_asked_with_the_real_files_of_owners(of_owners: Shop, web: None) -> None:
     opened = Project(of_owners.root)
     assert read_package(read_pointer(of_owners.state / "packages" / "late_order.latest")).device.owner == "customer"  # type: ignore[union-attr]
@@ -358,6 +363,7 @@ def test_the_client_is_asked_with_the_real_files_of_owners(of_owners: Shop, web:
     assert "the snapshot is not signed by the key of this model" in str(refused.online)
 
 
+@pytest.mark.accept
 def test_a_file_that_was_exchanged_or_torn_fails_by_the_name_of_its_runtime(on_device: Shop, web: None) -> None:
     folder = read_pointer(on_device.state / "packages" / "late_order.latest")
     # The student of INT8 under the name of fp32, and a client that reads other numbers than those in the snapshot.

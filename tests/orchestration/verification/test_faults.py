@@ -96,6 +96,7 @@ def test_a_project_without_faults_passes(exported: Shop, project: Open) -> None:
     assert deploy(project(exported)).deployment.verdict.compared == verdict.compared
 
 
+@pytest.mark.accept
 def test_a_package_with_request_transforms_is_checked_by_itself(exported: Shop, cache: Path) -> None:
     found = package(exported)
     assert {item.tensor for item in read_package(found).inputs} > {"given_double", "categories"}
@@ -260,6 +261,7 @@ ONLINE: dict[str, tuple[str, Change, set[str], float]] = {
 }
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("fault", [
     pytest.param(fault, marks=pytest.mark.accept if fault in {"two columns swapped", "a value in local time"} else [])
     for fault in ONLINE
@@ -278,6 +280,7 @@ def test_a_fault_of_the_online_store(exported: Shop, project: Open, fault: str) 
         assert {verdict.views[view][field].worst for field in values} == {HOUR}
 
 
+@pytest.mark.accept
 def test_a_stale_row(exported: Shop, project: Open) -> None:
     """The row before the last, of one key: what a lost write leaves."""
     contract, at = project(exported).applied(), project(exported).now()
@@ -331,6 +334,7 @@ def sampled(shop: Shop, project: Open) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.accept
 def test_a_changed_transform(exported: Shop, project: Open, tmp_path: Path) -> None:
     """The table was built by other code than that of the rows in Redis. Its hash would say so, and is forged."""
     other = Shop(Path(shutil.copytree(exported.root, tmp_path / "other")))
@@ -365,6 +369,7 @@ COMPUTED = {
 }  # fmt: skip
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("fault", [
     fault if fault == "a flipped default" else pytest.param(fault, marks=pytest.mark.accept) for fault in COMPUTED
 ])  # fmt: skip
@@ -392,6 +397,7 @@ def test_a_graph_that_computes_something_else_than_the_engine_did(exported: Shop
     assert verdict.views[view][field].tolerance == (1e-15 if field == "per_sold" else 0)
 
 
+@pytest.mark.accept
 def test_a_server_that_computes_something_else(exported: Shop, project: Open, tmp_path: Path) -> None:
     """Its graph is another one than that which was compared with the engine."""
     other = Shop(Path(shutil.copytree(exported.root, tmp_path / "other")))
@@ -521,6 +527,7 @@ def altering(log: Path) -> Iterator[Path]:
             thread.join()
 
 
+@pytest.mark.accept
 def test_a_server_that_answers_something_else_to_a_single_row(exported: Shop, project: Open) -> None:
     require_passed(verify(project(exported)))
     deploy(project(exported))
@@ -586,6 +593,7 @@ def with_another_vocabulary(model: bytes) -> bytes:
     return altered
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.accept), "int8"])
 def test_a_wrong_vocabulary_in_the_package(exported: Shop, project: Open, precision: str) -> None:
     wrong = with_another_vocabulary((package(exported) / f"model.{precision}.onnx").read_bytes())
@@ -601,6 +609,7 @@ def test_a_wrong_vocabulary_in_the_package(exported: Shop, project: Open, precis
         assert "golden" in verdict.files[PREDICT].examples[0].online
 
 
+@pytest.mark.accept
 def test_two_inputs_of_the_package_swapped(exported: Shop, project: Open) -> None:
     manifest = json.loads((package(exported) / "manifest.json").read_text())
     numbers = [n for n, item in enumerate(manifest["inputs"]) if item["tensor"] == "numeric"]

@@ -65,6 +65,7 @@ def tickets(orders: DataFrame) -> DataFrame:
 """
 
 
+@pytest.mark.accept
 def test_times_bytes_and_truth_values_are_keys_from_raw_data_to_verdict(shop: Shop, project: Open) -> None:
     shop.append(_TICKETS)
     apply(project(shop))
@@ -200,6 +201,7 @@ def test_materialize_decides_until_what_the_whole_history_knows(built: Shop, pro
     assert set(verdict.ahead.values()) == {0}
 
 
+@pytest.mark.accept
 def test_verify_sees_that_redis_is_behind_the_tables(built: Shop, project: Open) -> None:
     orders = pq.read_table(built.orders)
     last = orders.slice(len(orders) - 1)
@@ -232,6 +234,7 @@ body_bytes = 250
 """
 
 
+@pytest.mark.accept
 def test_the_limits_of_the_project_do_not_limit_what_is_compared(built: Shop, project: Open) -> None:
     whole = verify(project(built), all_keys=True)
     built.append(LIMITS, "isthmus.toml")
@@ -256,6 +259,7 @@ def test_a_request_that_is_too_long_is_split(built: Shop, project: Open, monkeyp
     assert answers[1].equals(answers[0])
 
 
+@pytest.mark.accept
 def test_between_two_questions_there_may_be_any_time(built: Shop, project: Open) -> None:
     opened = project(built)
     with opened.redis() as url, private_api(opened, opened.applied(), url, opened.now()) as api:
@@ -264,6 +268,7 @@ def test_between_two_questions_there_may_be_any_time(built: Shop, project: Open)
         assert api.lookup([("customer_orders", "orders_7d")], {"customer": [1_000_003]}, 1).equals(first)
 
 
+@pytest.mark.accept
 def test_values_that_have_expired_are_compared_too(built: Shop, project: Open) -> None:
     built.replace(f"now = {NOW}\n", "", "isthmus.toml")
     verdict = require_passed(verify(project(built), all_keys=True))

@@ -26,6 +26,7 @@ def _opened(kind: str, template: str = "{prompt}") -> tuple[Generation, Tokenize
     return new_generation(trained(kind), template=template, **LIMITS)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("kind", ["gpt2", "smollm", "llama3"])
 def test_ten_thousand_texts_have_the_tokens_of_transformers(kind: str, tmp_path: Path) -> None:
     own = tmp_path / "tokenizer.json"

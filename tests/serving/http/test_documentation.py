@@ -66,6 +66,7 @@ def test_a_browser_shows_every_operation(server: Server) -> None:
     assert {url.split(":")[0] for url in requested if not url.startswith(own)} <= {"data"}
 
 
+@pytest.mark.accept
 @pytest.mark.browser
 def test_a_browser_is_asked_for_the_key(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())

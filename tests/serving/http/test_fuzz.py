@@ -133,6 +133,7 @@ def test_no_tensors_that_the_document_allows_or_forbids_break_the_server(tmp_pat
     assert answers["/v2/models/draws", 200] > 0
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     "form", [Format.JSON, *(pytest.param(form, marks=pytest.mark.accept) for form in (Format.VALUES, Format.ARROW))]
 )

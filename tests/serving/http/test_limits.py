@@ -229,6 +229,7 @@ def test_beyond_the_concurrency_there_is_no_queue(small: Server, connect: Connec
     assert statuses == [200] * 100
 
 
+@pytest.mark.accept
 def test_a_key_has_its_share_of_requests(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, redis_url, limits=Limits(requests_per_second=5)) as server:
@@ -251,6 +252,7 @@ def test_a_key_has_its_share_of_requests(tmp_path: Path, redis_url: str) -> None
         assert ask("one").status_code == 200
 
 
+@pytest.mark.accept
 def test_a_connection_that_does_not_get_on_is_closed(small: Server, connect: Connect) -> None:
     kept = connect(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert kept.recv(65_536).startswith(b"HTTP/1.1 200")
@@ -280,6 +282,7 @@ def _open(connection: socket.socket, sent: bytes) -> bool:
     return False
 
 
+@pytest.mark.accept
 def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, redis_url: str) -> None:
     contract = contract_of(PUNCTUALITY, view("words", [FLIGHT], [("text", String)]))
     (tmp_path / "contract.json").write_bytes(contract.dumps())

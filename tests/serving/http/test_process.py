@@ -83,6 +83,7 @@ def _asked_until_the_end(client: http.client.HTTPConnection, body: bytes) -> boo
             return False
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("workers", [1, 2])
 def test_requests_under_way_are_answered_before_the_end(tmp_path: Path, redis_url: str, workers: int) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
@@ -127,6 +128,7 @@ def test_requests_under_way_are_answered_before_the_end(tmp_path: Path, redis_ur
         assert server.process.wait(10) == 0
 
 
+@pytest.mark.accept
 def test_an_idle_connection_outlives_what_clients_keep(tmp_path: Path, redis_url: str) -> None:
     """httpx and others reuse a connection for 5 s. A server that closes it then would lose a request now and then."""
     with serving(tmp_path, redis_url) as server:
@@ -152,6 +154,7 @@ def test_what_hangs_does_not_hold_up_the_end(tmp_path: Path, redis_url: str) -> 
         assert server.process.wait(10) == 0
 
 
+@pytest.mark.accept
 def test_one_that_does_not_end_is_killed_by_who_started_it(tmp_path: Path) -> None:
     told = settings(tmp_path, port=free_port(), limits=Limits(deadline_seconds=0.1))
 
@@ -182,6 +185,7 @@ def test_a_log_that_cannot_be_written_ends_neither_the_server_nor_its_look_at_fi
         wait(lambda: status() == 200, "the contract")
 
 
+@pytest.mark.accept
 def test_workers_share_the_port_and_end_together(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, redis_url, workers=2) as server:
@@ -247,6 +251,7 @@ def test_every_problem_of_the_settings_is_reported(tmp_path: Path) -> None:
     assert [problem.where for problem in caught.value.problems] == ["host", "port", "workers"]
 
 
+@pytest.mark.accept
 def test_serve_runs_a_child_and_passes_sigterm_on(tmp_path: Path) -> None:
     port = free_port()
     parent = _parent(settings(tmp_path, port=port))
@@ -256,6 +261,7 @@ def test_serve_runs_a_child_and_passes_sigterm_on(tmp_path: Path) -> None:
     assert not _up(port)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_password_of_redis_is_not_in_the_environment(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -287,12 +293,14 @@ def test_a_server_in_its_own_process_has_no_password_in_its_environment(tmp_path
         assert server.wait(15) == 0
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_and_its_workers_end_with_a_killed_parent(tmp_path: Path, workers: int) -> None:
     port = free_port()
     _nothing_outlives(_parent(settings(tmp_path, port=port, workers=workers)), port, least=workers)
 
 
+@pytest.mark.accept
 def test_workers_end_with_a_killed_server(tmp_path: Path) -> None:
     port = free_port()
     _nothing_outlives(start(settings(tmp_path, port=port, workers=2)), port, least=2)

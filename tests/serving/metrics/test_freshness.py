@@ -156,6 +156,7 @@ def test_a_damaged_row_is_counted_from_the_first_scrape_on(tmp_path: Path, own: 
         assert scrape(server.http)[series] == 0
 
 
+@pytest.mark.accept
 def test_what_a_dead_worker_served_last_does_not_stay(tmp_path: Path, own: str) -> None:
     """Its rows may have been removed from the store since."""
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())

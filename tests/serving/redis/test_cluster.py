@@ -194,6 +194,7 @@ def test_pushes_follow_a_slot_that_moves(url: str, ports: list[int]) -> None:
     asyncio.run(check())
 
 
+@pytest.mark.accept
 def test_no_push_is_lost_or_refused_while_a_slot_moves(url: str, ports: list[int]) -> None:
     flights = _together(6002, 40)
     move = Move(ports, 6002)

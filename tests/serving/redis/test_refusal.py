@@ -112,6 +112,7 @@ def test_another_primary_is_found_by_the_same_name(tmp_path: Path) -> None:
         assert len(clients[0].client_list(_type="normal")) == 1
 
 
+@pytest.mark.accept
 def test_loading_is_waited_for_without_a_restart(tmp_path: Path) -> None:
     folder, port = tmp_path / "redis", free_port()
     url = f"redis://:{PASSWORD}@127.0.0.1:{port}"

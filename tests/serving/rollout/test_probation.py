@@ -315,6 +315,7 @@ def state_of(server: Server) -> str:
     return state
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(("how", "workers"), [
     ("picky", 2), ("blank", 1),
     pytest.param("picky", 1, marks=pytest.mark.accept), pytest.param("blank", 2, marks=pytest.mark.accept),
@@ -361,6 +362,7 @@ def test_a_deployment_that_alone_is_slow_is_undone(folder: Path) -> None:
         assert "above the objective of 4 ms, while the former model has " in why
 
 
+@pytest.mark.accept
 def test_neither_the_store_nor_a_request_nor_what_both_cannot_do_undoes_a_deployment(folder: Path) -> None:
     first, second = [make_package(folder / name, weight=w, picky=True) for name, w in (("first", 1.0), ("second", 2.0))]
     with ExitStack() as redis:
@@ -385,6 +387,7 @@ def undone_by_none_of_it(server: Server, first: Path, second: Path, stop: Callab
     assert found["probation"]["deployed"] | {"p99_ms": 0} == {"requests": 1, "failures": 0, "p99_ms": 0}
 
 
+@pytest.mark.accept
 def test_requests_without_what_the_deployed_model_needs_have_an_answer_and_undo_nothing(folder: Path) -> None:
     """What is in a request is for the model in force to say, and its clients need time to follow."""
     narrow = make_package(folder / "narrow", inputs=INPUTS[:1])
@@ -405,6 +408,7 @@ def test_requests_without_what_the_deployed_model_needs_have_an_answer_and_undo_
         }
 
 
+@pytest.mark.accept
 def test_a_request_that_the_former_model_refuses_compares_nothing(folder: Path) -> None:
     narrow = make_package(folder / "narrow", inputs=INPUTS[:1])
     with serving(folder, NOWHERE) as server:
@@ -421,6 +425,7 @@ def test_a_request_that_the_former_model_refuses_compares_nothing(folder: Path) 
         assert not [line for line in server.lines() if line["event"] == "former failed"]
 
 
+@pytest.mark.accept
 def test_probation_goes_on_after_a_restart(folder: Path) -> None:
     good, bad = make_package(folder / "good", inputs=INPUTS), make_package(folder / "bad", inputs=INPUTS, picky=True)
     with serving(folder, NOWHERE) as server:
@@ -432,6 +437,7 @@ def test_probation_goes_on_after_a_restart(folder: Path) -> None:
         undone(server, first, second)
 
 
+@pytest.mark.accept
 def test_after_probation_errors_are_errors(folder: Path) -> None:
     good, bad = make_package(folder / "good", inputs=INPUTS), make_package(folder / "bad", inputs=INPUTS, picky=True)
     with serving(folder, NOWHERE) as server:
@@ -443,6 +449,7 @@ def test_after_probation_errors_are_errors(folder: Path) -> None:
         assert state_of(server) == "settled"
 
 
+@pytest.mark.accept
 def test_while_a_deployment_is_under_way_the_former_model_answers_and_the_files_follow(folder: Path) -> None:
     good, bad = make_package(folder / "good", inputs=INPUTS), make_package(folder / "bad", inputs=INPUTS, picky=True)
     with serving(folder, NOWHERE, workers=2) as server:

@@ -159,6 +159,7 @@ def _wrong(chance: random.Random, drawn: list[SparkColumn]) -> list[str]:
     return [f"{node_of(drawn[int(one.partition(':')[0][1:])])} {one}" for one in wrong]
 
 
+@pytest.mark.accept
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=EXAMPLES)
 def test_expressions_of_expressions(seed: int) -> None:
@@ -414,6 +415,7 @@ def test_other_rows_and_other_types_go_through_the_runtime() -> None:
     assert both.one.run({"x": Values(np.array([]), np.array([], bool))}) is None
 
 
+@pytest.mark.accept
 def test_a_long_chain_of_choices_is_followed_to_its_end() -> None:
     chosen = F.when(F.col("n") == 0, F.log(F.col("x")))
     for number in range(1, 400):

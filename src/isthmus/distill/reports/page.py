@@ -50,7 +50,7 @@ def page(
         *_age(read),
         *([Heading("Worst slices against the teacher"), *worst_slices(read)] if read.slices else []),
         *_training(read),
-        Heading("The boundary"),
+        Heading("Cost of training and serving"),
         Paragraph(SCOPE),
         BlockGroup("halves", [BlockGroup("card", [half], title) for title, half in sections.items()]),
         *([Heading("Search"), *search_blocks(read_search(search))] if search is not None else []),

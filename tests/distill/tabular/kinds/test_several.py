@@ -260,6 +260,7 @@ def test_a_row_without_an_answer_for_one_class_has_none(table: pa.Table, tmp_pat
 # --- to the package
 
 
+@pytest.mark.accept
 def test_a_student_of_several_classes_is_packaged(tmp_path: Path) -> None:
     rows = material_of("several", labelled("several", 1000), calibration=Temperature(), seeds=1, gates=[], epochs=8)
     folders = {name: tmp_path / name for name in ("models", "cache", "runs")}
