@@ -30,6 +30,7 @@ def trained(folder: Path, table: pa.Table, kind: str, **changes: Any) -> Distill
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_layers_are_learned_from_what_is_kept(few: pa.Table, tmp_path: Path) -> None:
     report = trained(tmp_path, few, "Projected").data
     assert report["agreement"]["student"].keys() == {"agreement", "kl"}
@@ -54,6 +55,7 @@ def test_weights_are_kept_however_they_lie(few: pa.Table, tmp_path: Path, kind: 
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_measure_without_a_value_is_not_known(few: pa.Table, tmp_path: Path) -> None:
     report = trained(tmp_path, few, "Unknown", seeds=2).data
     assert report["models"]["student"]["quality"]["rare"] is None

@@ -132,6 +132,7 @@ def test_feasts_default_request_is_answered_with_the_features_bare_names(
         assert state.service_lookup(service, False).names == [name.partition("__")[2] for name in full]
 
 
+@pytest.mark.slowest
 @pytest.mark.timeout(900)
 def test_the_package_in_every_format_is_small_and_passes_in_every_runtime(
     outcome: dict[str, Any], flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -157,6 +158,7 @@ def test_the_package_in_every_format_is_small_and_passes_in_every_runtime(
     assert max(fp32.values()) <= 1e-5
 
 
+@pytest.mark.slowest
 def test_a_second_build_changes_no_byte(outcome: dict[str, Any], flights: Path) -> None:
     before = _bytes(flights / ".isthmus" / "offline")
     again = json.loads(_isthmus(flights, "build", "--json"))

@@ -185,6 +185,7 @@ def test_a_run_is_followed_live_and_a_page_of_another_site_starts_none(dev: Dev,
     assert runs() == before
 
 
+@pytest.mark.slowest
 @pytest.mark.timeout(900)
 @pytest.mark.thorough
 def test_a_killed_dev_leaves_no_process_and_the_next_starts(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_each_runtime_draws_the_golden_frame(distilled: DistillationReport, fold
     assert (exported.path / "golden.json").stat().st_size < 9 * (frame.nbytes * 4 / 3 + 100) + 1000
 
 
+@pytest.mark.slowest
 def test_one_golden_frame_shows_a_photograph_and_noise(distilled: DistillationReport, folder: Path) -> None:
     package = read_pointer(folder / ".isthmus" / "packages" / "effects.latest")
     manifest = read_package(package)
@@ -141,6 +142,7 @@ def test_one_golden_frame_shows_a_photograph_and_noise(distilled: DistillationRe
     np.testing.assert_array_equal(np.rint(levels[0, :, :192]).transpose(1, 2, 0), shipped[:192])
 
 
+@pytest.mark.slowest
 def test_a_student_is_measured_against_its_teacher(distilled: DistillationReport) -> None:
     report = json.loads((distilled.path / "report.json").read_bytes())
     # Two photographs and a copy of each frame in another light; there are drawings of the rocket alone.
@@ -172,6 +174,7 @@ def test_a_bilateral_filter_is_the_one_of_its_formula(example: dict[str, ModuleT
             assert found[:, row, column].numpy() == pytest.approx(total / weights, abs=1e-5)
 
 
+@pytest.mark.slowest
 def test_the_api_draws_what_onnx_runtime_draws(
     distilled: DistillationReport, folder: Path, example: dict[str, ModuleType], tmp_path: Path
 ) -> None:
@@ -214,6 +217,7 @@ def colors(page: Page, canvas: str) -> Array:
     return np.array(values).reshape(256, 256, 4)[:, :, :3]
 
 
+@pytest.mark.slowest
 @pytest.mark.browser
 def test_the_page_draws_on_a_phone(drawing: Path, phone: Callable[[str], Page], tmp_path: Path) -> None:
     photograph = np.full((260, 300, 3), 90, np.uint8)

@@ -115,7 +115,7 @@ def exported_shop(factory: pytest.TempPathFactory, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", [
-    pytest.param(kind, marks=[pytest.mark.slowest] if kind in ("number", "rank", "vectors") else []) for kind in KINDS
+    pytest.param(kind, marks=[pytest.mark.slowest] if kind != "classes" else []) for kind in KINDS
 ])  # fmt: skip
 def test_a_label_of_each_kind_is_learned_verified_and_served(
     kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, phone: Callable[[str], Page]

@@ -188,6 +188,7 @@ def _answers(api: str) -> bool:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 @pytest.mark.timeout(300)
 def test_every_page_fits_a_phone_in_light_and_dark(pages: dict[str, str], browser: Browser, tmp_path: Path) -> None:
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")

@@ -95,6 +95,7 @@ def test_odd_names_from_sources_to_a_training_set(folder: str, name: str, tmp_pa
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name(name: str, tmp_path: Path) -> None:
     if name in REFUSED:

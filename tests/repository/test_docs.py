@@ -186,6 +186,7 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path) -> None:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_the_gate_of_the_tutorial_refuses_a_teacher_that_adds_nothing(tmp_path: Path) -> None:
     init(tmp_path / "shop")
     (block,) = [block for block in blocks("docs/tutorial.md", "python") if "Distillation" in block.text]

@@ -444,6 +444,7 @@ def test_the_first_precision_within_its_tolerance_is_the_smallest(
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_mixed_file_may_differ_between_processors_by_its_tolerance(table: pa.Table, tmp_path: Path) -> None:
     declared = {**OUTLIERS, "task": "tests.distill.kinds:Mixed"}
     model = run(tmp_path, table, **declared)
@@ -467,6 +468,7 @@ def test_a_mixed_file_may_differ_between_processors_by_its_tolerance(table: pa.T
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_precision_that_saves_nothing_is_left_out(
     coarse: DistillationReport, exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ def test_an_embedding_table_has_eight_bits(table: pa.Table) -> None:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 @pytest.mark.parametrize("kind", [nn.LSTM, pytest.param(nn.GRU, marks=pytest.mark.accept)])
 def test_the_time_axis_of_a_recurrent_student_stays_open(table: pa.Table, kind: type[nn.RNNBase]) -> None:
     task, student = Tokens(material(table, **CLASSES)), Reader(kind)

@@ -74,6 +74,7 @@ def test_a_mobilenet_learns_digits(table: pa.Table, root: Path, tmp_path: Path) 
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_picture_is_learned_from_the_teacher_and_from_labels(table: pa.Table, root: Path, tmp_path: Path) -> None:
     image = replace(PICTURE, predicts=Picture(features=f"{HERE}:edges", adversarial=0.01))
     of = material(table.slice(0, 60), root, image, "drawing", settings=Settings(steps=4, batch=8))

@@ -70,6 +70,7 @@ def test_a_classifier_teaches_a_student_that_is_packaged(table: pa.Table, root: 
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_vectors_are_learned_and_packaged(table: pa.Table, root: Path, tmp_path: Path) -> None:
     vit(root / "vectors")
     settings = Settings(steps=60, batch=32, learning_rate=1e-2)

@@ -87,6 +87,7 @@ def test_what_is_no_fault_of_a_student_is_not_kept(few: pa.Table, tmp_path: Path
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_an_output_that_a_student_does_not_say_is_named(few: pa.Table, tmp_path: Path) -> None:
     report = searched(tmp_path, few, FP32, trials=1, task="tests.distill.sampletasks:Silent")
     (one,) = students(report)

@@ -17,6 +17,7 @@ from tests.distill.searching import AT_ONCE, searched, students
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 @pytest.mark.timeout(600)
 def test_a_search_that_is_killed_goes_on(few: pa.Table, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -48,6 +48,7 @@ def test_all_students_are_tried_and_measured(once: tuple[Path, SearchReport, lis
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_what_counts_is_what_the_exported_graph_says_of_the_validation_part(
     once: tuple[Path, SearchReport, list[str]], few: pa.Table
 ) -> None:

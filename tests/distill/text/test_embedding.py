@@ -102,6 +102,7 @@ def test_a_student_with_a_vocabulary_of_its_own_embeds_single_texts(table: pa.Ta
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_student_starts_from_the_weights_of_another(table: pa.Table, tmp_path: Path) -> None:
     sentences(tmp_path / "bert", table)
     short = Settings(steps=2, batch=32)

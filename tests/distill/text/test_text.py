@@ -103,6 +103,7 @@ def test_texts_without_a_label_learn_from_the_teacher_alone(table: pa.Table, tmp
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_several_labels_are_learned_from_a_pretrained_model_and_packaged(table: pa.Table, tmp_path: Path) -> None:
     words = [{*text.split()} for text in table["body"].to_pylist()[:300]]
     intents = [[name for name, known in WORDS.items() if {*known} & text] for text in words]

@@ -390,6 +390,7 @@ def worked(process: "subprocess.Popen[str]") -> float:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_pause_takes_no_time_of_a_core_and_after_a_kill_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     result = tmp_path / "result"
     with pausing(tmp_path / "run", result, 10**9) as process:

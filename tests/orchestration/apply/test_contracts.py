@@ -36,6 +36,7 @@ MAKE = "must be trained again"
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_package_outlives_what_it_does_not_read(exported: Shop, project: Open) -> None:
     package = read_pointer(exported.state / "packages" / "late_order.latest")
     verify(project(exported))

@@ -104,6 +104,7 @@ def _skewed(root: Path) -> Path:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 @pytest.mark.parametrize(
     ("stage", "fault", "precision"),
     [
@@ -170,6 +171,7 @@ def test_rows_before_serving_are_left_out(served: Path) -> None:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_range_of_a_later_training_set(served: Path) -> None:
     """Rows that the student has no training set with: their teacher is asked anew, and says the same."""
     days = day_range("2024-02-10", "2024-02-14")

@@ -50,6 +50,7 @@ def _require_sums(result: Attribution) -> None:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_what_redis_gave_and_what_was_answered(recorded: Path) -> None:
     project = Project(recorded)
     assert collect(project).problems == ()

@@ -70,6 +70,7 @@ class Run:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_canceled_run_leaves_a_checkpoint_and_the_next_one_goes_on_from_it(built: Shop, tmp_path: Path) -> None:
     built.replace("epochs = 2", "epochs = 150", "isthmus.toml")
     training_set(Project(built.root))

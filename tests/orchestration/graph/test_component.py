@@ -43,6 +43,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_what_dg_scaffolds_is_the_project_s_graph(place: Path) -> None:
     shop: Shop = write(place / "shop")
     dg("scaffold", "defs", COMPONENT, "features", "--project", shop.root.name, folder=place)

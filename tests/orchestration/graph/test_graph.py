@@ -516,6 +516,7 @@ def test_every_step_may_be_killed_and_ends_with_the_same_content(ran: Dagster, t
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_three_lines_of_yaml_are_the_whole_graph(shop: Shop, tmp_path: Path) -> None:
     place = tmp_path / "place"
     defs = place / "src" / "place" / "defs" / "features"

@@ -211,6 +211,7 @@ def test_a_damaged_program_is_refused(exported: ExportReport, tmp_path: Path, ho
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_program_of_another_student_or_another_shape_is_refused(exported: ExportReport, tmp_path: Path) -> None:
     manifest = read_package(exported.path)
     model, fed = (exported.path / FILE).read_bytes(), {"x": np.zeros((2, 2), np.float32)}

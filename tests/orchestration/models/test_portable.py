@@ -377,6 +377,7 @@ class Foreign(kinds.Classes):
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_an_operator_that_a_runtime_lacks_is_named_before_training(installed: None, tmp_path: Path) -> None:
     notes: list[str] = []
     task = {"task": "tests.orchestration.models.test_portable:Foreign"}

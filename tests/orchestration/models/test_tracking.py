@@ -41,6 +41,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 @pytest.mark.filterwarnings("ignore")  # MLflow's libraries
 def test_a_student_its_trainings_and_its_package_are_tracked_once(shop: Project, store: Any) -> None:
     artifacts = Artifacts.of(shop)

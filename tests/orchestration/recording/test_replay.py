@@ -351,6 +351,7 @@ def deployed(exported: Shop, project: Open) -> Shop:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_prediction_of_a_key_that_nobody_has_is_named(deployed: Shop, project: Open) -> None:
     deployed.append('private = ["customer_orders", "customer_facts", "shelf_demand"]\n', "isthmus.toml")
     opened = project(deployed)

@@ -129,6 +129,7 @@ def test_of_a_key_that_devices_do_not_keep_there_is_no_row(project: Project) -> 
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_student_learns_from_what_a_device_has_and_says_what_its_age_costs(project: Project, tmp_path: Path) -> None:
     report = distill(project).data
     ages = report["ages"]

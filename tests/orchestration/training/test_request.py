@@ -263,6 +263,7 @@ def offer(promo: Column, weight: Column) -> dict[str, Column]:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_a_spine_may_leave_out_what_has_a_default(shop: Shop, project: Open) -> None:
     """From the training set to a deployed model, as one that is asked without it."""
     learnable(with_moment(shop))

@@ -256,6 +256,7 @@ def _flip(project: Project, place: int) -> str:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_the_snapshots_of_all_owners_are_compared(of_owners: Shop) -> None:
     opened = _without_package(of_owners)
     verdict = require_passed(verify(opened))

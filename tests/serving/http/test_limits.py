@@ -283,6 +283,7 @@ def _open(connection: socket.socket, sent: bytes) -> bool:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, redis_url: str) -> None:
     contract = contract_of(PUNCTUALITY, view("words", [FLIGHT], [("text", String)]))
     (tmp_path / "contract.json").write_bytes(contract.dumps())

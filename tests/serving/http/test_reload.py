@@ -65,6 +65,7 @@ def test_a_switch_while_the_contracts_are_read_hides_none(tmp_path: Path, known:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_contracts_may_be_read_while_they_change_again_and_again(tmp_path: Path) -> None:
     current, stop = tmp_path / "contract.json", threading.Event()
     generations = Generations().switch(CONTRACT, NOW)

@@ -352,6 +352,7 @@ def test_a_redis_that_does_not_answer_and_a_missing_contract_are_errors(
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_any_worker_answers_for_all_also_for_the_dead(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     ok = {"route": "/get-online-features", "method": "POST", "status": "200"}

@@ -426,6 +426,7 @@ def test_a_request_that_the_former_model_refuses_compares_nothing(folder: Path) 
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_probation_goes_on_after_a_restart(folder: Path) -> None:
     good, bad = make_package(folder / "good", inputs=INPUTS), make_package(folder / "bad", inputs=INPUTS, picky=True)
     with serving(folder, NOWHERE) as server:
@@ -438,6 +439,7 @@ def test_probation_goes_on_after_a_restart(folder: Path) -> None:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_after_probation_errors_are_errors(folder: Path) -> None:
     good, bad = make_package(folder / "good", inputs=INPUTS), make_package(folder / "bad", inputs=INPUTS, picky=True)
     with serving(folder, NOWHERE) as server:

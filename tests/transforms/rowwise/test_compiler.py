@@ -41,6 +41,7 @@ def proof(spark: "SparkSession") -> Proof:
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 def test_at_the_edges(proof: Proof) -> None:
     chance = random.Random(0)
     rows = edges(chance, 1000)

@@ -168,6 +168,7 @@ def test_the_join_is_the_time_rule_on_apache_spark(
 
 
 @pytest.mark.accept
+@pytest.mark.slowest
 @pytest.mark.spark
 @pytest.mark.thorough
 def test_the_join_is_the_time_rule_on_a_spark_connect_server(
