@@ -168,8 +168,10 @@ def run_limits(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.Ru
         clock.cancel()
 
 
-def rejection_error(manifest: Manifest, variant: Variant, runtime: str, error: object) -> PackageError:
-    return PackageError(_where(manifest, variant), f"{runtime} refuses it ({error})", remedy="export the model again")
+def rejection_error(
+    manifest: Manifest, variant: Variant, runtime: str, error: object, remedy: str = "export the model again"
+) -> PackageError:
+    return PackageError(_where(manifest, variant), f"{runtime} refuses it ({error})", remedy=remedy)
 
 
 def check_input_tensors(where: str, golden: Golden, inputs: Sequence[ModelInput]) -> int:

@@ -144,13 +144,17 @@ class Target:
                 self._where, _ending(done), expected="Python 3.9 or later with NumPy and ONNX Runtime",
                 remedy="install them there: python3 -m pip install numpy onnxruntime", passes=False,
             )  # fmt: skip
-        reject = partial(rejection_error, package.manifest, variant, f"ONNX Runtime on {self.name}")
-        if len(lines) == 1:
-            raise reject(_ending(done))
         try:
-            processor, result = msgspec.json.decode(lines[0], type=_FirstLine).processor, _decode(lines[1])
+            processor = msgspec.json.decode(lines[0], type=_FirstLine).processor
+            result = _decode(lines[1]) if lines[1:] else None
         except ValueError as error:  # a msgspec error
             raise DependencyError(self._where, f"its answer cannot be read ({error})", passes=False) from error
+        reject = partial(
+            rejection_error, package.manifest, variant, f"ONNX Runtime {processor.onnxruntime} on {self.name}",
+            remedy="install there the release that the package's README names for this file, or export the model again",
+        )  # fmt: skip
+        if result is None:
+            raise reject(_ending(done))
         names = {output.name for output in package.manifest.outputs}
         if result.error:
             raise reject(result.error)
