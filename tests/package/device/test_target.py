@@ -160,12 +160,16 @@ def test_a_damaged_package_is_the_package_s_fault(damage: str, tmp_path: Path) -
 
 def test_a_target_that_dies_at_a_model_is_not_blamed(tmp_path: Path) -> None:
     dying = tmp_path / "python"
-    dying.write_text("#!/bin/sh\nhead -c 1 >/dev/null\necho '{\"processor\": {}}'\nkill -SEGV $$\n")
+    texts = dict.fromkeys(("machine", "processor", "system", "python", "numpy", "onnxruntime"), "1.26.0")
+    first = json.dumps({"processor": {**texts, "cores": 1}})
+    dying.write_text(f"#!/bin/sh\nhead -c 1 >/dev/null\necho '{first}'\nkill -SEGV $$\n")
     dying.chmod(0o755)
     package = open_package(of_tensors(tmp_path))
     with pytest.raises(IsthmusError, match="was ended by SIGSEGV") as caught:
         Target.parse(str(dying)).run(package, package.manifest.variants[0], read_golden(package).cases)
     assert isinstance(caught.value, PackageError)
+    assert "ONNX Runtime 1.26.0 on" in str(caught.value)
+    assert "Install there the release that the package's README names" in str(caught.value)
 
 
 @pytest.mark.accept
