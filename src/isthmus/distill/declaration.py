@@ -107,7 +107,7 @@ class Tabular:
     preparation: Mapping[str, Sequence[Step] | Encoding] = field(default_factory=dict)
 
     def plan(self, inputs: Sequence[_Input]) -> Plan:
-        """Return how to prepare each of the student's inputs for the network: steps to fit to the training part.
+        """Return how to prepare each of the student's inputs for the network, to be fitted to the training part.
 
         An input uses the first entry of `preparation` that matches its name, or else the default for its type: numbers
         are standardized, and texts are embedded.
@@ -189,8 +189,8 @@ class Tabular:
         """Check the label against the spine (the table of training examples); return a list of problems, [] if it fits.
 
         It is a problem if the type of the label column does not suit the kind of label, if the spine lacks the column
-        that `Rank.within` names, or if it lacks the column that `weight` names or that has no numbers. `where` names
-        the declaration in the messages.
+        that `Rank.within` names, or if the column that `weight` names is missing or not numeric. `where` names the
+        declaration in the messages.
         """
         return self.label.spine_problems(where, spine, self.weight) if isinstance(self.label, Label) else []
 

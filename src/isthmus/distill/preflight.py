@@ -105,7 +105,7 @@ def rehearse(
 
 
 def require_measured(task: Task, outputs: OutputCache, references: Collection[str]) -> None:
-    """Check before training that the report will have the task's metric, and figures that gates name.
+    """Check before training that the report will have the task's metric and every figure that a gate names.
 
     Such a figure is "student.auc". Runs an untrained student on the validation rows. `outputs` must have the teacher's
     outputs for these rows. `references` has the names of the other models in the report. Raise a

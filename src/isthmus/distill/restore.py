@@ -274,9 +274,10 @@ def same_training(before: dict[str, Any], task: Task, part: str = "training") ->
 def code_description(kind: type, without: frozenset[str]) -> Any:
     """Describe the code of a task class as plain data, to detect by a hash whether it has changed.
 
-    `kind` is the task class; its bases that the user wrote are included. A member is included if included code uses it,
-    or if Isthmus uses it and it is not in `without`. Leaves out nothing if the code accesses attributes by computed
-    names, if a class has a decorator or a metaclass, or if a base class comes from an installed package.
+    `kind` is the task class; its bases that the user wrote are included. Includes the members that Isthmus uses and
+    that are not in `without`, and all members that included code uses. Leaves out nothing if the code accesses
+    attributes by computed names, if a class has a decorator or a metaclass, or if a base class comes from an installed
+    package.
     """
     users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]

@@ -58,8 +58,9 @@ class PackageFiles:
 def verify_checksums(path: Path) -> PackageFiles:
     """Check every file of a package folder against its checksum. Return all checksums and file sizes.
 
-    Call it before you read a package. Raises a PackageError if a file is missing, changed, not listed or too large; if
-    it is a link (symbolic or hard), a pipe or a folder; or if its name is invalid on some system. Does not check the
+    Call it before you read a package. Raises a PackageError if a file is missing, changed, not listed, too
+    large or a hard link; if the folder has a symbolic link, a pipe or a subfolder; or if a name is invalid on some
+    system. Does not check the
     signature: `signature.require_signature` does that.
     """
     sizes = _sizes(path)

@@ -169,7 +169,7 @@ def test_a_target_that_dies_at_a_model_is_not_blamed(tmp_path: Path) -> None:
         Target.parse(str(dying)).run(package, package.manifest.variants[0], read_golden(package).cases)
     assert isinstance(caught.value, PackageError)
     assert "ONNX Runtime 1.26.0 on" in str(caught.value)
-    assert "Install there the release that the package's README names" in str(caught.value)
+    assert "Install on it at least the release that the package's README names" in str(caught.value)
 
 
 @pytest.mark.accept

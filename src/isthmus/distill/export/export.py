@@ -120,7 +120,7 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
             teacher cannot be loaded.
         ContractMismatch: contract, training set, declaration or reporting code changed since the training.
         DataError: the student, the training set or outputs of a teacher are damaged or do not fit.
-        DependencyError: a package that the teacher or a runtime needs is missing.
+        DependencyError: a Python library is missing, or the teacher fails or cannot be downloaded.
         GateFailed: fp32 differs from the student, or the file to serve differs or misses a gate or a budget.
     """
     started = time.perf_counter()

@@ -88,8 +88,8 @@ class PictureLabels(Unlabeled):
     def teacher_scores(self, prediction: Prediction, where: str) -> Array:
         """Return the teacher's pictures, clipped to [0, 1].
 
-        Raise a ConfigurationError if they have another size, and a DataError if colors are NaN or more than a rounding
-        error outside [0, 1].
+        Raise a ConfigurationError if they have another size, and a DataError if colors are NaN or more than 0.01
+        outside [0, 1].
         """
         numbers, expected = prediction.numbers, (len(prediction.numbers), *self._size)
         if numbers.shape != expected:

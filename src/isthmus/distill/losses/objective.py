@@ -201,7 +201,7 @@ class Objective(nn.Module):
         return Objective(terms) if terms else None
 
     def changed(self, change: Callable[[Term], Term]) -> "Objective":
-        """Return a copy in which `change(term)` replaces each term, also those of the control."""
+        """Return a copy in which `change(term)` replaces each term, including those of the control."""
         terms, control = ({name: change(term) for name, term in of.items()} for of in (self.terms, self.control or {}))
         return Objective(terms, control or None)
 

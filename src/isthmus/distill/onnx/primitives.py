@@ -22,7 +22,7 @@ _AXES_ARE_INPUTS = 18
 def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the nodes of a graph, with simple operators in place of operators whose bits differ between runtimes.
 
-    Replaces sigmoid, tanh, erf, GELU, softmax, layer norm, reductions, and each Add that ONNX Runtime would turn into
+    Replaces sigmoid, tanh, erf, GELU, softmax, layer norm, reductions, and each Add that ONNX Runtime could turn into
     an integer operator. Adds constants to `model` in place, but does not replace its nodes. Sigmoid, tanh and erf are
     within 2e-6 of the exact value. Softmax, layer norm and reductions stay unchanged below opset 18, or if their axes
     are computed. A layer norm stays unchanged unless its axis is -1 and its scale is a constant with one number per

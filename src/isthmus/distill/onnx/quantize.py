@@ -73,7 +73,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
 
 
 def quantize_mixed(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str]) -> bytes:
-    """Return a copy of a model, as ONNX bytes, in which all layers are INT8 but those that would lose most accuracy.
+    """Return a copy of a model with INT8 layers, except those that would lose the most accuracy, as ONNX bytes.
 
     More accurate than `quantize`, for transformers, whose activations have outliers. In contrast to `quantize`:
 

@@ -54,12 +54,12 @@ def conversions(
         files: names of the model files.
         libraries: libraries of the runtime, named in errors.
         module: module to run as the child process; it calls `serve`.
-        padded: returns for a file the names of the sizes that it has only at their maximum: inputs are padded to them.
-            Other named sizes stay variable. It is the same for all files.
+        padded: returns the names of the sizes that are fixed at their maximum in a file, so that inputs must be padded.
+            Other named sizes stay variable. Must return the same for all files.
 
     Raises:
-        GateFailed: from a returned function, if its file cannot be converted, or not in time: all files together have
-            15 minutes per file.
+        GateFailed: from a returned function, if its file cannot be converted, or if converting n files takes more
+            than n times 15 minutes.
     """
 
     @cache

@@ -135,7 +135,7 @@ def split_table(
             group together, at the latest times of its rows. None if there are no groups.
 
     Raises:
-        DataError: a column is missing, has nulls or another type, or a part would have no rows.
+        DataError: a column is missing, has nulls or has the wrong type, or a part would have no rows.
     """
     if by is not None:
         return split_by_value(required_column(table, by, "the values to split by"), shares)

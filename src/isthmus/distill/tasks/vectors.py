@@ -27,7 +27,7 @@ COMPARED = 256
 def require_searchable(material: Material, keys: Sequence[str]) -> None:
     """Raise a DataError if the validation or test part is too small for a search.
 
-    `keys` has the names of the vectors. With a single one, a row searches among the other rows and needs one row more.
+    `keys` has the names of the vectors. With a single one, a row is not its own candidate, so one more row is needed.
     """
     least = NEAREST + 1 + (len(keys) == 1)
     for part in ("validation", "test"):

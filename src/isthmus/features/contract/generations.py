@@ -159,7 +159,7 @@ class Generations:
         return replace(self, next=upcoming, retired=retired)
 
     def switch(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy with `contract` as the current and no next contract. Call this when its rows are written.
+        """Return a copy in which `contract` is current and there is no next one. Call this once its rows are written.
 
         The contracts that were current and next before are retired, unless they are `contract` itself. `at` is the time
         of retiring, in microseconds since 1970 UTC.

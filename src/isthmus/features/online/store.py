@@ -329,7 +329,8 @@ class OnlineStore:
 
         A materialization then compares its rows only with those of the last run. Call this only if Redis still has the
         view's record of that run: a single server that was restarted then also has the rows, which were written before
-        the record. The result is False if keys were evicted or a cluster node was restarted, since rows may be lost.
+        the record. The result is False if keys were evicted, or if a cluster node or a server that can evict keys was
+        restarted, since rows may be lost.
         """
         # A restarted single server that has the record of a view also has its rows, which were written first.
         # A restarted cluster node may have lost them.

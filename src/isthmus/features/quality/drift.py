@@ -84,7 +84,7 @@ def drift(
 ) -> Drift:
     """Measure how far the values of a feature in new rows have drifted from a reference, such as the training set.
 
-    `exceeded` of the result names the measures that are larger than their threshold and than chance explains. `windows`
+    `exceeded` of the result names the measures that exceed both their threshold and what chance explains. `windows`
     has statistics of parts of the reference, from the function `windows`. A measure is not named if it is as large
     between one of these parts and the reference. With fewer than `LEAST` new rows, no measure is named.
     If either side has no rows, the population stability index is 0. Raises DependencyError for numbers if SciPy is not

@@ -30,7 +30,7 @@ Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class TrainingRows(NamedTuple):
-    """Rows of a training set: a table with the features known at their times, and each row's index in the set, (n,)."""
+    """Rows of a training set: a table with the features known at each row's time, and its index in the set, (n,)."""
 
     examples: TrainingSet
     table: pa.Table
@@ -54,7 +54,7 @@ def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
 
 
 def served_since(project: Project, declared: Distillation) -> tuple[int | None, str]:
-    """Return the time since which servers have all feature views of a student, to skip rows before it.
+    """Return the time since which servers have had all feature views of a student, to skip earlier rows.
 
     Also return the name of the view that was served last. The time is in microseconds since 1970 UTC. If a view was
     never materialized under the applied contract, the time is None and the name is that view's. If the student reads no

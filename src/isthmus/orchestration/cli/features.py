@@ -77,7 +77,8 @@ def build(
 def materialize(
     views: ViewsArgument = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Also overwrite newer rows that differ, and delete rows that a view lacks.")
+        bool,
+        typer.Option("--full", help="Also overwrite newer rows that differ, and delete newer rows whose key is gone."),
     ] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
@@ -274,7 +275,7 @@ def training_set(
 ) -> None:
     """Write a training set: point-in-time features for the spine of a distillation, or for your own rows.
 
-    That of a distillation is used by its next training. --like without --out rewrites that training set in place.
+    The next training of the distillation uses it. --like without --out rewrites that training set in place.
     """
     from isthmus.orchestration.cli.screens.report import training_set_blocks
     from isthmus.orchestration.training.set import write_training_set

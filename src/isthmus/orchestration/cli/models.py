@@ -36,7 +36,8 @@ def distill(
 ) -> None:
     """Train teacher and student on the latest training set, and the models that the student is compared with.
 
-    These are a control without the teacher and, for tables, a reference. Skipped if nothing has changed.
+    These are a control without the teacher and, for tables and for texts with a label, a reference. Skipped if nothing
+    has changed.
     """
     from isthmus.orchestration.models.students import distill as run
 

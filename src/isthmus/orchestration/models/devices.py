@@ -34,10 +34,11 @@ def benchmark_device(project: Project, name: str | None, target: Target) -> Benc
     """Measure the latest package of a distillation on a device, sign the measurement, and keep it beside the package.
 
     Creates a signing key if there is none. Replaces an earlier measurement of the same package, target and
-    processor. A broken bound raises no error here: `require_device_bounds` raises it. Raise PackageError if a model
-    file does not run or does not reproduce its golden outputs on the device. Raise DependencyError if the device
-    cannot be reached or lacks a library, and ConfigurationError if the signing key is unusable. Raise PackageError if
-    the project has a public key and did not sign the package, and DataError if an earlier measurement is damaged.
+    processor. A broken bound raises no error here: `require_device_bounds` raises it. Raise PackageError if the
+    project has a public key and did not sign the package, or if a model file does not run or does not reproduce its
+    golden outputs on the device. Raise DependencyError if the device cannot be reached or lacks a library, and
+    ConfigurationError if the signing key is unusable. If bounds are declared, raise DataError after the measurement is
+    written if an earlier one is damaged or not signed with the key.
     """
     artifacts = Artifacts.of(project, name)
     package = open_package(artifacts.last_package())

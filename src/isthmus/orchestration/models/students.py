@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 def distill(
     project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
 ) -> "DistillationReport":
-    """Train the models of a distillation on its last training set, and write the documents about the new student.
+    """Train the models of a distillation on its latest training set, and write the documents about the new student.
 
-    The models are the teacher, the student, a control (the student trained without a teacher) and, for tabular data, a
-    reference (a teacher that reads only the student's features). The student becomes the last one of its distillation,
-    which `export` packages. Nothing is trained if nothing has changed since the last training, unless `again` is true.
-    SIGINT or SIGTERM raises Stopped; the same call then continues the training. Raise DataError for an unusable
-    training set, and an IsthmusError if training fails. Raise ConfigurationError for an invalid declaration or, after
-    saving the student, for a gate on an unknown metric.
+    The models are the teacher, the student, a control (the student trained without a teacher) and a reference: for
+    tabular data, a teacher that reads only the student's features; for texts with a label, TF-IDF with a linear model.
+    The student becomes the last one of its distillation, which `export` packages. Nothing is trained if nothing has
+    changed since the last training, unless `again` is true. SIGINT or SIGTERM raises Stopped; the same call then
+    continues the training. Raise DataError for an unusable training set, and an IsthmusError if training fails. Raise
+    ConfigurationError for an invalid declaration or, after saving the student, for a gate on an unknown metric.
     """
     _limit_spinning()
     with extra("distill"):

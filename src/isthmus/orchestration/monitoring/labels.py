@@ -53,9 +53,9 @@ def match_labels(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, to
 
     All columns of `answers` are compared. `at` has the time of each answer in microseconds since 1970 UTC. The event
     time of the row is at most `tolerance` microseconds from it; in a tie, the earlier time wins. If several rows have
-    that time, the one whose label became known last is used, up to `now` (microseconds since 1970 UTC). An answer has
-    no label if two such rows became known together, or if a label for that time was already known when the answer was
-    given. `label` is the name of the label column.
+    that time, the one whose label became known last, but not after `now` (microseconds since 1970 UTC), is used. An
+    answer has no label if two such rows became known together, or if a label for that time was already known when the
+    answer was given. `label` is the name of the label column.
     """
     rows = _distinct(spine.select(list(dict.fromkeys([*answers.column_names, EVENT, KNOWN, label]))))
     event = micros(rows[EVENT])

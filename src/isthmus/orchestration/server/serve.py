@@ -20,10 +20,10 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - how to reach a
 def serve(project: Project, *, port: int | None = None) -> int:
     """Run the API in the foreground until it is stopped, and return its exit code. `port` overrides the setting.
 
-    Call it in the main thread. First writes the API's address to the Feast files of the project, for Feast's clients,
-    and creates the secret for hashing private join keys if it is missing. Starts an embedded Redis, and stops it at the
-    end. If Redis is not embedded, the server replaces this process (exec), and the function does not return. Raises a
-    ConfigurationError if a freshness objective names an unknown view.
+    Call it in the main thread. First writes the API's address to the Feast files of the project, for Feast's clients.
+    If the server records answers, creates the secret that hashes private join keys, if it is missing. Starts an
+    embedded Redis, and stops it at the end. If Redis is not embedded, the server replaces this process (exec), and the
+    function does not return. Raises a ConfigurationError if a freshness objective names an unknown view.
     """
     _name_to_feast(project, port)
     configured = project.settings.stores.online

@@ -32,7 +32,7 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 
 
 def site(project: Project, name: str | None, out: Path) -> Path:
-    """Write a static web page that runs the last exported package of a distillation to the folder `out`. Return `out`.
+    """Write a static web page that runs the latest package of a distillation to the folder `out`. Return `out`.
 
     `name` is the distillation. It is optional if there is only one. Replaces the whole folder if an earlier call wrote
     it. Copies the project's own page from `pages/<distillation>`. Without that page, tabular and language models get a

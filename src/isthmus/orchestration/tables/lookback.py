@@ -46,8 +46,8 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
     Computes the first day in `rows`, the rows just built, again. To compute a range of days, a build uses the rows of
     the sources from one lookback before its first day until one lookback after its last. The longer lookback is twice
     the declared one, and at least a day longer. A lookback that is too short only on later days is not detected. Does
-    nothing if the view has no lookback or `rows` is empty. `frames` has the rows of the sources, as far as both
-    lookbacks reach.
+    nothing if the view has no lookback or `rows` is empty. `frames` has the rows of the sources, at least
+    as far as the longer lookback reaches.
     """
     if contract.lookback is None or not (days := rows.days()):
         return

@@ -180,9 +180,9 @@ def device_rows(
     """Select up to 500 rows of the package's training set, or `count` if fewer, to verify a device's outputs.
 
     `snapshot` has the stored features of the device. Skips rows whose keys the device does not keep. If each owner has
-    a file, uses only rows of up to ten owners. Also returns two versions of their inputs: a device's and the training
-    set's; `histories` are the tables to join. Returns None if no row is left, if `snapshot` was not compared, or if
-    the student or package is not for devices.
+    a file, uses only rows of up to ten owners. Also returns two versions of their inputs: from the tables as of the
+    snapshot's time, and with the snapshot's features; `histories` are the tables to join. Returns None if no row is
+    left, if `snapshot` was not compared, or if the student or package is not for devices.
     """
     manifest, contract, device, file = package.manifest, project.applied(), declared.student.device, snapshot.file
     if device is None or file is None or manifest.device is None:

@@ -155,8 +155,8 @@ def compare(pairs: "list[tuple[Any, Any]]") -> "dict[str, Any]":
     """Count the values that differ in any bit, and find the greatest difference.
 
     Return `values`, how many there are, `differing`, and `worst`. `worst` is None if it is not a finite number: if
-    texts, shapes or types differ, or one of two values is NaN or infinite. All values of a pair with different shapes
-    or types count as differing.
+    texts, shapes or types differ, or if two differing values include an infinity or a single NaN. All values of a pair
+    with different shapes or types count as differing.
     """
     values, differing, worst = 0, 0, 0.0
     for expected, actual in pairs:

@@ -1,4 +1,4 @@
-"""A machine that runs a package's model files: reached by ssh or adb, or through a local command like an emulator."""
+"""A machine that runs a package's model files: reached by ssh or adb, or started by a command, such as an emulator."""
 
 import shlex
 import signal
@@ -105,8 +105,8 @@ class Target:
     def parse(cls, text: str) -> Self:
         """Parse a target: `ssh:HOST [PYTHON]`, `adb[:SERIAL] [PYTHON]`, or the command of a local Python.
 
-        PYTHON is `python3` by default. Raises a RequestError if the command is empty or its quotes are unbalanced, if
-        the host is missing, or if the host or serial number starts with `-`, which ssh and adb would read as an option.
+        PYTHON is `python3` by default. Raises a RequestError if the command is empty or its quotes are unbalanced, or
+        if the host, or the serial number after `adb:`, is missing or starts with `-`, like an option of ssh or adb.
         """
         where = f"target {text!r}"
         try:
@@ -151,7 +151,7 @@ class Target:
             raise DependencyError(self._where, f"its answer cannot be read ({error})", passes=False) from error
         reject = partial(
             rejection_error, package.manifest, variant, f"ONNX Runtime {processor.onnxruntime} on {self.name}",
-            remedy="install there the release that the package's README names for this file, or export the model again",
+            remedy="install on it at least the release that the package's README names for this file, or export again",
         )  # fmt: skip
         if result is None:
             raise reject(_ending(done))

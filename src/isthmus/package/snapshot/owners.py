@@ -1,8 +1,8 @@
 """A SQLite file with the rows of each owner, from which the snapshot of each owner is assembled.
 
     generation  a single row: the part that all owners share, see `SharedSnapshot`, as MessagePack
-    owners      a row per owner; its key is the owner's value, encoded as in a snapshot:
-      rows        the owner's rows of each view with that join key, each after its encoded key, as MessagePack
+    owners      a row per owner; its key is the value of the owner's join key, encoded as in a snapshot:
+      rows        the owner's rows of each view that has this join key, each after its encoded key, as MessagePack
       signature   of the owner's snapshot, which includes the shared rows
 
 Each owner's snapshot is hashed and signed as a whole, since its header, which differs, comes first.

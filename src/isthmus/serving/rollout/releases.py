@@ -98,9 +98,10 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
         ContractMismatch: features that the package reads have changed.
         GateFailed: the verdict is missing, failed or outdated; or, for a candidate, no package of the same service is
             deployed, or a server has given up the deployed one.
-        DependencyError: another deployment is in progress.
+        DependencyError: another deployment is in progress, or the history cannot be written; in the second case the
+            package may be deployed already.
         DataError: the history is damaged.
-        OSError: a file cannot be written. If it is the history, the package is deployed nevertheless.
+        OSError: another file cannot be written.
     """
     with _locked_history(file) as (history, _):
         rollout = Rollout()

@@ -109,7 +109,7 @@ class Trial:
 
         The model is worse if it fails at least `FAILURES` times and at a higher rate, or if its p99 latency exceeds the
         objective and the other model's does not. Latency is judged every `_EVERY` requests, once both models have
-        enough timed runs. A canary fails only if chance is an unlikely cause of its latency. Call this after each
+        enough timed runs. A canary is not ended for a latency that chance may explain. Call this after each
         counted request of a canary or of a deployment on probation. After `WINDOW` requests, requests and failures are
         counted from 0.
         """

@@ -16,7 +16,7 @@ from isthmus.features.errors import ConfigurationError
 def declared_objective(declared: Sequence[DeclaredTerm], usual: Objective) -> Objective:
     """Return the objective of declared terms.
 
-    If all of them use the teacher, the control is trained with the terms of `usual` that do not.
+    If all of them use the teacher, the control is trained like that of `usual`, if it has one.
     """
     terms = [term for term in declared if isinstance(term, Term)]
     control = usual.without_teacher() if all(term.asks_teacher for term in terms) else None

@@ -51,8 +51,8 @@ def logits(probabilities: Array) -> Array:
 def binary_scores(prediction: Prediction, where: str) -> Array:
     """Return the logits of label 1, float64 (n,), from probabilities or logits (n,), (n, 1) or (n, 2).
 
-    Raise a ConfigurationError if there are more than two columns or classes other than 0 and 1, and a DataError if
-    probabilities are outside 0 to 1.
+    Raise a ConfigurationError if they are neither, or for more than two columns or classes other than 0 and 1, and a
+    DataError if probabilities are outside 0 to 1.
     """
     form, numbers, classes, _ = prediction
     if form == "values":

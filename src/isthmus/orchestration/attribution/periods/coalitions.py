@@ -42,8 +42,8 @@ def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> S
     """Group rows into segments with equal values of `columns`, to compare the same kinds of rows in two periods.
 
     Numbers are first replaced by their quartile, except in the columns that `exact` names. Raise RequestError if a
-    column is missing or `columns` is empty, and DataError if a column has another type, such
-    as a list.
+    column is missing or `columns` is empty, and DataError if a column has an unsupported
+    type, such as a list.
     """
     if missing := [name for name in columns if name not in table.column_names]:
         raise RequestError(f"--by {missing[0]}", "is not a column of the rows", expected=one_of(table.column_names))
