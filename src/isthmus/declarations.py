@@ -39,6 +39,10 @@ from isthmus.features.definition.spec import (
     RequestSource as RequestSource, RequestTransform as RequestTransform, Snapshot as Snapshot, Source as Source,
     Spine as Spine,
 )
+from isthmus.features.definition.streams import (
+    Avro as Avro, FileStream as FileStream, Json as Json, Kafka as Kafka, Protobuf as Protobuf,
+    RedisStream as RedisStream,
+)
 from isthmus.features.errors import (
     ConfigurationError as ConfigurationError, ContractMismatch as ContractMismatch, DataError as DataError,
     DependencyError as DependencyError, GateFailed as GateFailed, IsthmusError as IsthmusError,

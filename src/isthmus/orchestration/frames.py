@@ -1,16 +1,24 @@
 """Sources of a project as DataFrames of its engine."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Source, Spine
 from isthmus.features.errors import RequestError, did_you_mean, one_of
 from isthmus.features.files import scratch_folder
+from isthmus.features.streams.events import EventLog
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
 from isthmus.transforms.sources import Landed
+from isthmus.transforms.tables.table import Within
 from isthmus.transforms.views.compute import Frames
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
@@ -28,20 +36,54 @@ def copy_sources(
 ) -> Iterator[Mapping[str, Landed]]:
     """Copy the sources that the engine cannot read by itself to local files, and yield the copies by source name.
 
-    Used before views are built from the sources of `declarations`. The copies are deleted after the block. `within`
-    limits a source, by its name, to a first and a last time in microseconds since 1970 UTC. Sources that it does not
-    name are copied in full.
+    Used before views are built from the sources of `declarations`. These are tables, queries, and the events of
+    streams. The copies are deleted after the block. `within` limits a source, by its name, to a first and a last time
+    in microseconds since 1970 UTC. Sources that it does not name are copied in full.
     """
     cluster = project.settings.engine.startswith("sc://")
-    tables = {name: each for name, each in _sources(declarations).items() if sources.needs_copy(each, cluster=cluster)}
+    tables = {
+        name: each
+        for name, each in _sources(declarations).items()
+        if each.stream is not None or sources.needs_copy(each, cluster=cluster)
+    }
     if not tables:
         yield {}
         return
     with scratch_folder(project.state, "landed") as folder:
-        yield {
-            name: sources.land(source, project.root, (within or {}).get(name), folder, project.storage_options)
-            for name, source in tables.items()
-        }
+        yield {name: _copy(project, each, (within or {}).get(name), folder, cluster) for name, each in tables.items()}
+
+
+def _copy(project: Project, source: Source, within: Within, folder: Path, cluster: bool) -> Landed:
+    options = project.storage_options
+    if sources.needs_copy(source, cluster=cluster):
+        landed = sources.land(source, project.root, within, folder, options)
+    else:
+        landed = Landed(None, sources.content(source, project.root, options))
+    if source.stream is None:
+        return landed
+    log = event_log(project, source)
+    offsets = log.read_until().offsets
+    return replace(landed, events=sources.land_events(source, log, within, folder), offsets=offsets)
+
+
+def read_sources(
+    project: Project, spark: "SparkSession", declared: Iterable[Source], folder: Path
+) -> dict[str, "DataFrame"]:
+    """Return a DataFrame of each source by name, without the events of streams. Copies are written to `folder`."""
+    cluster = project.settings.engine.startswith("sc://")
+    frames = {}
+    for source in declared:
+        copied = sources.needs_copy(source, cluster=cluster)
+        landed = sources.land(source, project.root, None, folder, project.storage_options) if copied else None
+        frames[source.name] = sources.read(spark, source, project.root, project.state / "sources", landed)
+    return frames
+
+
+def event_log(project: Project, source: Source) -> EventLog:
+    """Return the table of the events of a source with a stream."""
+    assert source.timestamp is not None  # noqa: S101 - checked with the declarations
+    known = source.known or source.timestamp
+    return EventLog(project.offline, source.name, source.timestamp, known, project.storage_options)
 
 
 @contextmanager

@@ -7,14 +7,14 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 from isthmus.features import clock
-from isthmus.features.days import FIRST, LAST
+from isthmus.features.days import DAY, FIRST, LAST, Days
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, Problem, did_you_mean, one_of
 from isthmus.features.files import (
@@ -27,6 +27,7 @@ from isthmus.features.files import (
     scratch_folder,
     write_atomically,
 )
+from isthmus.features.streams.events import EventLog
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.csvfile import CsvFile
 from isthmus.transforms.tables import delta, iceberg, parquet, sql
@@ -53,10 +54,19 @@ class NoRowsError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A local Parquet copy of a source's rows. `content` is the source's fingerprint then; None if unknown."""
+    """Local Parquet copies of a source's rows.
 
-    file: Path
+    Attributes:
+        file: copy of the source's data; None if the engine reads them itself.
+        content: fingerprint of the data then; None if unknown.
+        events: copy of the events of the source's stream; None without any.
+        offsets: next offset of each partition after these events.
+    """
+
+    file: Path | None
     content: str | None
+    events: Path | None = None
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
 
 def needs_copy(source: Source, *, cluster: bool = False) -> bool:
@@ -104,7 +114,7 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
     from pyspark.errors import PySparkException
 
     place = source.path
-    if landed is not None:
+    if landed is not None and landed.file is not None:
         place = str(landed.file)
     elif not place:
         place = str(_columns(source, root, staging))
@@ -122,7 +132,27 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
         problem = f"{place} cannot be read by the engine (nothing found)"
         raise DataError(f"source {source.name}", problem, remedy=_REPAIR)
     _check_times(source, types)
+    if landed is not None and landed.events is not None:
+        return with_events(frame, parquet.read(spark, str(landed.events)))
     return frame
+
+
+def with_events(frame: "DataFrame", events: "DataFrame") -> "DataFrame":
+    """Add the events of a stream to the data of its source. Rows that are equal in all columns become one."""
+    return frame.unionByName(events.select([name for name in frame.columns if name in events.columns]), True).distinct()
+
+
+def land_events(source: Source, log: EventLog, within: Within, folder: Path) -> Path | None:
+    """Copy the events of a source's stream to `folder/NAME-events.parquet`; return None if there are none.
+
+    With a time range `within`, copies at least the events in the range. Raises DataError if the table of events is
+    damaged, and DependencyError if object storage does not answer.
+    """
+    schema = log.schema()
+    if schema is None:
+        return None
+    days = None if within is None else Days(within[0] // DAY, -(-within[1] // DAY))
+    return parquet.write_batches(schema, log.rows(schema.names, days), folder / f"{source.name}-events.parquet")
 
 
 def require_readable(source: Source, root: Path, staging: Path) -> None:

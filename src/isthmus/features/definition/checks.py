@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable
+from datetime import timedelta
 from types import FunctionType, NoneType
 from typing import Any
 
@@ -25,6 +26,7 @@ from isthmus.features.definition.spec import (
     Spine,
     is_owner,
 )
+from isthmus.features.definition.streams import Avro, Kafka, RedisStream, Stream
 from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Array, Bytes, DataType, String, UnixTimestamp
 
@@ -36,6 +38,9 @@ _KINDS = ("path", "delta", "iceberg", "sql")
 _USER = re.compile("[^/]*://[^/]*@")
 _TABLE = re.compile(r"[^.\s]+(\.[^.\s]+){2,}")
 _VARIABLE = re.compile(r"(?!ISTHMUS_)[A-Za-z_][A-Za-z0-9_]*")
+_TIMES = ("iso", "s", "ms", "us")
+_SECRET = (".password", ".key.pem", ".secret")
+"""Endings of the names of librdkafka's properties that hold secrets."""
 
 _TITLES: dict[type, str] = {
     Entity: "entity", Source: "source", FeatureView: "view", RequestSource: "request source",
@@ -180,6 +185,31 @@ class Declarations:
             if dtype != UnixTimestamp:
                 self._wrong(f"{where}, types, column {getattr(source, role)}", repr(dtype),
                             f"UnixTimestamp, or a source without {role}=")  # fmt: skip
+        if source.stream is not None:
+            self._stream(f"{where}, stream", source, source.stream)
+
+    def _stream(self, where: str, source: Source, stream: Stream) -> None:
+        if source.timestamp is None:
+            self._wrong(where, "the source has no timestamp=", "the column with the time of an event")
+        if source.lateness < timedelta(0):
+            self._wrong(where, f"lateness is {source.lateness}", "zero or more")
+        self.problems += type_problems(stream, f"{where}, ")
+        format_ = stream.format
+        self.problems += type_problems(format_, f"{where}, ")
+        if (times := getattr(format_, "times", "iso")) not in _TIMES:
+            self._wrong(f"{where}, times", repr(times), one_of(_TIMES))
+        if isinstance(format_, Avro) and bool(format_.schema) == bool(format_.registry):
+            actual = "has a schema file and a registry" if format_.schema else "has no schema"
+            self._wrong(f"{where}, Avro", actual, "schema= or registry=")
+        if isinstance(stream, Kafka):
+            secret = [name for name, value in stream.properties.items()
+                      if name.endswith(_SECRET) and "${" not in value]  # fmt: skip
+            for name in secret:
+                self._wrong(f"{where}, property {name}", "is written in the definitions",
+                            f'an environment variable, like {{"{name}": "${{KAFKA_SECRET}}"}}')  # fmt: skip
+        if isinstance(stream, RedisStream) and stream.connection and not _VARIABLE.fullmatch(stream.connection):
+            self._wrong(f"{where}, connection", "is not the name of an environment variable",
+                        "the variable with the URL of the Redis server")  # fmt: skip
 
     def _key_types(self) -> None:
         # Entities may share a join key, but a request has a single column for it.

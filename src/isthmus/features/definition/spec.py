@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.definition.expectations import Between, Expectation, Length, OneOf, Present
+from isthmus.features.definition.streams import Stream
 from isthmus.features.files import is_url
 from isthmus.features.types import DataType, UnixTimestamp
 
@@ -85,6 +86,10 @@ class Source:
             `postgresql://USER:PASSWORD@HOST/DATABASE`, or `duckdb:FILE`.
         version_sql: query whose result changes whenever the rows of `sql` change. Without it, views that read
             PostgreSQL are recomputed by every build.
+        stream: where new rows arrive as events, for `isthmus stream`. The data above then hold the earlier rows, and
+            determine the columns. Rows that are equal in all columns are one event. Not part of the contract.
+        lateness: how long `isthmus stream` waits for events that arrive out of order, by their known times. Later
+            events correct rows that were published before.
     """
 
     name: str
@@ -98,6 +103,8 @@ class Source:
     sql: str = field(default="", kw_only=True)
     connection: str = field(default="", kw_only=True)
     version_sql: str = field(default="", kw_only=True)
+    stream: Stream | None = field(default=None, kw_only=True)
+    lateness: timedelta = field(default=timedelta(0), kw_only=True)
 
     @property
     def place(self) -> str:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +26,29 @@ class Day:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """The events that a table's rows include.
+
+    Attributes:
+        watermark: the table has the rows that were known before it, in microseconds since 1970 UTC; None after a build,
+            which does not wait for late events.
+        offsets: next offset of each partition, by source.
+    """
+
+    watermark: int | None
+    offsets: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class RowSources:
-    """The sources of computed rows: column types by source and column name, and a content hash, empty if unknown."""
+    """The sources of computed rows: column types by source and column name, and a content hash, empty if unknown.
+
+    `position` tells which events of streams the rows include; None for views without streams.
+    """
 
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     content: str = ""
+    position: StreamPosition | None = None
 
     def retyped(self, later: "RowSources") -> bool:
         pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
@@ -89,7 +107,8 @@ class Commit:
             built = union([within, *done]) if within and origin.content else ()
         else:
             schemas = {name: {**before.origin.schemas.get(name, {}), **kinds} for name, kinds in origin.schemas.items()}
-            origin = RowSources(schemas, origin.content)
+            # The other days have the events of the position before.
+            origin = RowSources(schemas, origin.content, before.origin.position)
             earlier = before.done if before.origin.content == origin.content else ()
             built = union([*earlier, *done, within]) if origin.content else ()
         return cls.of(contract, days, until, origin, tuple(built))
@@ -109,7 +128,7 @@ class Commit:
             _ROWS: str(self.rows),
             _DAYS: base64.b64encode(_pack(self.days or {})).decode(),
             _UNTIL: str(self.until),
-            _ORIGIN: json.dumps({"schemas": self.origin.schemas, "content": self.origin.content}, sort_keys=True),
+            _ORIGIN: json.dumps(_origin(self.origin), sort_keys=True),
             _DONE: json.dumps([[days.first, days.end] for days in self.done]),
             **({_BUILT: self.built} if self.built else {}),
         }
@@ -125,7 +144,11 @@ class Commit:
                 contract=text[_CONTRACT],
                 days=_unpack(base64.b64decode(text[_DAYS])) if _DAYS in text else None,
                 until=int(text.get(_UNTIL, "0")),
-                origin=RowSources(origin.get("schemas", {}), origin.get("content", "")),
+                origin=RowSources(
+                    origin.get("schemas", {}),
+                    origin.get("content", ""),
+                    StreamPosition(**origin["position"]) if "position" in origin else None,
+                ),
                 done=tuple(Days(first, end) for first, end in json.loads(text.get(_DONE, "[]"))),
                 fingerprint=text.get(_FINGERPRINT, ""),
                 rows=int(text.get(_ROWS, "0")),
@@ -156,6 +179,11 @@ def digest(rows: pa.Table) -> bytes:
         else:
             sha.update((column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_numpy().tobytes())
     return sha.digest()[:16]
+
+
+def _origin(origin: RowSources) -> dict[str, object]:
+    parts = asdict(origin)
+    return parts if origin.position else {name: parts[name] for name in ("schemas", "content")}
 
 
 def _pack(days: Mapping[int, Day]) -> bytes:

@@ -33,6 +33,8 @@ ACCEPTED, CONTRACT = (
     pa.field("_contract", pa.string(), nullable=False),
 )
 """Time of the push in microseconds, and hash of the view's contract. No feature has these names."""
+STREAMED = pa.field("_streamed", pa.bool_())
+"""True for rows that `isthmus stream` wrote online. Builds compute them from their events; only the times count."""
 
 
 class PushLog:
@@ -66,27 +68,45 @@ class PushLog:
             table = self._stored.open()
             return None if table is None else table.version()
 
-    def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
+    def rows(
+        self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None, *,
+        streamed: bool = False,
+    ) -> pa.Table:  # fmt: skip
         """Read pushed rows, for a build to merge them into the view's table.
 
         Return a table with the view's columns and `_accepted`, the time of the push in microseconds since 1970 UTC.
         `days` has the event days to read, as numbers of days since 1970-01-01. None reads all rows. `version` is a
-        Delta version of the log, by default the newest. Without a log, the result is empty. Raise DataError if a value
-        does not fit the view's type.
+        Delta version of the log, by default the newest. With `streamed`, rows that a stream wrote online are included,
+        and the result has the column `STREAMED`. Without a log, the result is empty. Raise DataError if a value does
+        not fit the view's type.
         """
         with self._stored.reading():
             table = self._stored.open(version)
             rows = None if table is None else self._read(table, days)
-        return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.to_view(view, rows)
+        own = (STREAMED,) if streamed else ()
+        if rows is None:
+            return _schema(view, *own).empty_table()
+        if not streamed and STREAMED.name in rows.column_names:
+            rows = rows.filter(pc.invert(pc.fill_null(rows[STREAMED.name], False)))
+        return self.to_view(view, rows, *own)
 
-    def to_view(self, view: ViewContract, rows: pa.Table) -> pa.Table:
+    def append_streamed(self, view: ViewContract, rows: pa.Table) -> None:
+        """Append rows that a stream wrote online, in the form of `canonical` with the column `ACCEPTED`."""
+        flags = (CONTRACT, pa.repeat(view.hash, len(rows))), (STREAMED, pa.repeat(True, len(rows)))
+        for column, values in flags:
+            rows = rows.append_column(column, values)
+        with self._stored.reading():
+            table = self._stored.open()
+        self._write(table, with_day(rows), -1 if table is None else _last(table))
+
+    def to_view(self, view: ViewContract, rows: pa.Table, *own: pa.Field) -> pa.Table:
         """Convert rows of this log, possibly pushed under older definitions, to the columns of one definition.
 
-        The result also has `_accepted`, the time of the push in microseconds since 1970 UTC. Missing columns become
-        null. Rows without one of the view's join keys are dropped. Raise DataError if a value does not fit the view's
-        type.
+        The result also has `_accepted`, the time of the push in microseconds since 1970 UTC, and the columns `own`.
+        Missing columns become null. Rows without one of the view's join keys are dropped. Raise DataError if a value
+        does not fit the view's type.
         """
-        schema = declared_schema(view).append(ACCEPTED)
+        schema = _schema(view, *own)
         for key in view.keys:
             rows = rows.filter(pc.is_valid(rows[key.name])) if key.name in rows.column_names else rows.slice(0, 0)
         names, none = set(rows.column_names), len(rows)
@@ -145,6 +165,10 @@ class PushLog:
 
     def _read(self, table: DeltaTable, within: Sequence[int] | None) -> pa.Table:
         return dataset(table, self.path, None if within is None else set(within)).to_table()
+
+
+def _schema(view: ViewContract, *own: pa.Field) -> pa.Schema:
+    return pa.schema([*declared_schema(view), ACCEPTED, *own])
 
 
 def _last(table: DeltaTable) -> int:

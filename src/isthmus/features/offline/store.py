@@ -1,7 +1,7 @@
 """The offline store: the full history of every view, as Delta tables partitioned by the day of the event."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,10 +22,11 @@ from isthmus.features.offline.canonical import (
     canonical_pushes,
     cast,
     declared_schema,
+    identity,
     merge,
     rows_not_in,
 )
-from isthmus.features.offline.commits import Commit, Day, RowSources, digest
+from isthmus.features.offline.commits import Commit, Day, RowSources, StreamPosition, digest
 from isthmus.features.offline.delta import StoredTable, TableErrors
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.partitions import (
@@ -239,32 +240,79 @@ class OfflineStore:
         under another definition, nothing is written and the result is 0. Raise DataError on a conflict or an error, and
         DependencyError if object storage does not answer; the table is then unchanged.
         """
+        before = self._commit_of(view)
+        if before is None:
+            return 0
+        table, commit = before
+        rows = canonical_pushes(view, pushed)
+        return self._amend(view, table, commit, rows, lambda stored, own: merge(view, stored, own), commit.origin)
+
+    def replace_rows(self, view: ViewContract, rows: pa.Table, gone: pa.Table, position: StreamPosition) -> int:
+        """Write streamed rows to a view's table in one commit, and return by how many rows the table has grown.
+
+        A row replaces the stored row with the same key and times. `gone` has the keys and times of stored rows to
+        remove. `position` tells which events the table includes from then on. Raise ContractMismatch if the table was
+        built under another definition, and DataError or DependencyError like `extend`.
+        """
+        before = self._commit_of(view)
+        if before is None:
+            found = "it does not have the rows of the current definition"
+            raise ContractMismatch(f"offline table of {view.table}", found, remedy="run `isthmus build`")
+        names = identity(view)
+
+        def replaced(stored: pa.Table, own: pa.Table) -> tuple[pa.Table, int]:
+            kept = rows_not_in(
+                stored, pa.concat_tables([own.select(names), gone.select(names).cast(own.select(names).schema)])
+            )
+            group = merge(view, kept, own)[0]
+            return group, len(stored) - len(kept) - _equal_rows(stored, own)
+
+        days_of_gone = {int(day) for day in micros(gone["event_timestamp"]) // DAY}
+        origin = replace(before[1].origin, position=position)
+        return self._amend(view, *before, canonical(view, rows), replaced, origin, days_of_gone)
+
+    def _commit_of(self, view: ViewContract) -> tuple[DeltaTable, Commit] | None:
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
         if table is None or before is None or before.contract != view.hash or before.days is None:
-            return 0
-        path, identity = self.path(view.table), [field.name for field in table_schema(view) if not field.nullable]
-        days, parts, rewrite = dict(before.days), dict[int, pa.Table](), False
-        with DaySpool() as rows:
+            return None
+        return table, before
+
+    def _amend(  # noqa: PLR0913 - both kinds of rows are written alike
+        self, view: ViewContract, table: DeltaTable, before: Commit, rows: pa.Table,
+        combine: Callable[[pa.Table, pa.Table], tuple[pa.Table, int]], origin: RowSources, also: Collection[int] = (),
+    ) -> int:  # fmt: skip
+        """Commit rows to their days. `combine` returns the day's rows afterward, and how many stored rows are replaced.
+
+        `also` has further days whose stored rows `combine` may remove.
+        """
+        path, names = self.path(view.table), [field.name for field in table_schema(view) if not field.nullable]
+        days, parts, rewrite = dict(before.days or {}), dict[int, pa.Table](), False
+        own_rows = by_day(view, rows)
+        with DaySpool() as spool:
             with self.reading(view.table):
                 files = files_by_day(table)
-                for day, (_, own) in by_day(view, canonical_pushes(view, pushed)).items():
+                for day in sorted({*own_rows, *(day for day in also if day in days)}):
+                    own = own_rows[day][1] if day in own_rows else rows.slice(0, 0)
                     # Compare without the values: usually a few rows are added to many.
-                    stored = dataset(table, path, [day]).to_table(columns=identity).cast(own.select(identity).schema)
-                    group, outdone = merge(view, stored, own.select(identity))
+                    stored = dataset(table, path, [day]).to_table(columns=names).cast(own.select(names).schema)
+                    group, outdone = combine(stored, own.select(names))
                     entry = Day(len(group), digest(group))
                     if entry != days.get(day):
                         # Skip rows that are already stored, and rows that a stored row beats.
-                        lost = rows_not_in(own.select(identity), group)
+                        lost = rows_not_in(own.select(names), group)
                         days[day], parts[day] = entry, rows_not_in(rows_not_in(own, stored), lost)
                         rewrite |= outdone > 0 or files.get(day, 0) >= FILES
                 for day, own in parts.items():
-                    whole = dataset(table, path, [day]).to_table().select(own.column_names) if rewrite else None
-                    rows.add(own if whole is None else merge(view, whole.cast(own.schema), own)[0])
+                    if rewrite:
+                        whole = dataset(table, path, [day]).to_table().select(own.column_names).cast(own.schema)
+                        own = combine(whole, own)[0]
+                    spool.add(own)
             if not parts:
                 return 0
-            commit = replace(Commit.of(view.hash, days, before.until, before.origin, before.done), built=before.base)
-            self._write(table, view, rows, commit, sorted(parts) if rewrite else [])
+            days = {day: entry for day, entry in days.items() if entry.rows}
+            commit = replace(Commit.of(view.hash, days, before.until, origin, before.done), built=before.base)
+            self._write(table, view, spool, commit, sorted(parts) if rewrite else [])
         return commit.rows - before.rows
 
     def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
@@ -381,6 +429,10 @@ def _with_pushed(
         yield group, [left.popleft() for _ in range(sum(day <= last for day in left))]
     if left:
         yield None, list(left)
+
+
+def _equal_rows(rows: pa.Table, others: pa.Table) -> int:
+    return len(rows) - len(rows_not_in(rows, others))
 
 
 def _require_extendable(view: ViewContract, before: Commit | None) -> None:

@@ -13,7 +13,7 @@ from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column, table_schema
 from isthmus.features.offline.latest import LatestRows, index_of_keys
 from isthmus.features.offline.log import MaterializationLog
-from isthmus.features.offline.pushes import ACCEPTED, PushLog
+from isthmus.features.offline.pushes import ACCEPTED, STREAMED, PushLog
 from isthmus.features.offline.scan import rebatch
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, PASS, Join, apply_ttl
@@ -115,10 +115,10 @@ class ServedJoin:
 
 
 class ServedPushes:
-    """A replay of a view's pushed rows.
+    """A replay of a view's pushed and streamed rows.
 
-    Each was served from its push on, if it was newer than the row served until then. For each materialization run, in
-    order, call `until` with its time and then `decide`.
+    A pushed row was served from its push on, if it was newer than the row served until then; a streamed row always
+    was. For each materialization run, in order, call `until` with its time and then `decide`.
 
     Attributes:
         rows: pushed rows by the time of their push.
@@ -137,6 +137,9 @@ class ServedPushes:
         times = (micros(self.rows[name]) for name in ("event_timestamp", "known_at"))
         self._order: list[Order] = list(zip(*(column.tolist() for column in (*times, content)), strict=True))
         self._accepted = self.rows[ACCEPTED.name].to_numpy()
+        none = pa.nulls(len(self.rows), pa.bool_())
+        streamed = self.rows[STREAMED.name] if STREAMED.name in self.rows.column_names else none
+        self._streamed: list[bool] = pc.fill_null(streamed, False).to_pylist()
         self._next = 0
         self._served: list[Order | None] = [None] * len(self.keys)
         self._ahead = np.zeros(len(self.keys), bool)
@@ -155,7 +158,7 @@ class ServedPushes:
         for place in range(self._next, end):
             key, order = int(self._key[place]), self._order[place]
             served = self._served[key]
-            if served is None or order > served:
+            if served is None or order > served or self._streamed[place]:
                 self._served[key], self._ahead[key] = order, True
                 # If several rows were pushed at the same time, the newest counts.
                 readable[key, int(self._accepted[place])] = place
@@ -201,7 +204,7 @@ def _readable(
     offline: OfflineStore, view: ViewContract, until: int | None, version: int | None
 ) -> tuple[ViewHistory, int]:
     log = _push_log(offline, view)
-    pushed = None if version is None else ServedPushes(view, log.rows(view, version=version))
+    pushed = None if version is None else ServedPushes(view, log.rows(view, version=version, streamed=True))
     entries = [
         entry
         for entry in MaterializationLog(offline.root, offline.storage_options).runs(view)

@@ -1,6 +1,8 @@
 """Verbs for definitions, tables, the online store and training sets."""
 
+import signal
 import sys
+import threading
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -92,6 +94,39 @@ def materialize(
     with progress() as bar:
         written = run(open_project(project), views, full=full, progress=bar)
     present({name: counts.as_dict() for name, counts in written.items()}, as_json=as_json)
+
+
+@verbs.command()
+def stream(
+    views: Annotated[list[str] | None, typer.Argument(help="Feature views (default: all that read a stream).")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Stop when all events were read.")] = False,
+    skip_expired: Annotated[
+        bool, typer.Option("--skip-expired", help="Continue although events expired before they were read.")
+    ] = False,
+    retry_unreadable: Annotated[
+        bool, typer.Option("--retry-unreadable", help="First decode the events again that could not be read before.")
+    ] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read the events of streams, and keep the tables and Redis up to date with them until stopped."""
+    from isthmus.orchestration.cli.screens.report import stream_blocks
+    from isthmus.orchestration.streams import stream as run
+
+    opened = open_project(project)
+    if retry_unreadable:
+        for name, (moved, left) in run.retry_unreadable(opened, views).items():
+            say(f"{name}: {moved:,} events are readable now, {left:,} are not")
+    statuses = run.stream(opened, views, once=once, skip_expired=skip_expired, say=say, stopped=_stopped_by_signals())
+    report = {name: asdict(status) for name, status in statuses.items()}
+    present(report, partial(stream_blocks, report), as_json=as_json)
+
+
+def _stopped_by_signals() -> threading.Event:
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stopped.set())
+    return stopped
 
 
 @pushes.command()

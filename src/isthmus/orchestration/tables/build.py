@@ -16,7 +16,7 @@ from isthmus.features.days import DAY, FIRST, LAST, Days, day_name, day_of
 from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import write_atomically
-from isthmus.features.offline.commits import Commit, RowSources
+from isthmus.features.offline.commits import Commit, RowSources, StreamPosition
 from isthmus.features.offline.spool import DaySpool
 from isthmus.features.offline.store import Prepared, TableWrite
 from isthmus.features.progress import Progress, silent
@@ -66,7 +66,7 @@ def build(
         with source_frames(project, missing, landed) if missing else nothing as frames:
             for n, view in enumerate(missing):
                 progress(f"computing {view.name}", n / len(selected))
-                run = _Run(project, view, frames, contents, now)
+                run = _Run(project, view, frames, contents, now, landed)
                 with _spooled(run.compute()) as rows:
                     ready = stack.enter_context(store.prepare(run.compiled, rows, origin=run.origin, now=now))
                     findings += gate.findings(project, view.name, pa.concat_tables(rows.groups()))
@@ -175,7 +175,7 @@ def build_range(
         contents = _contents(project, selected, landed)
         frames = stack.enter_context(source_frames(project, selected, landed))
         for n, view in enumerate(selected):
-            run = _Run(project, view, frames, contents, now)
+            run = _Run(project, view, frames, contents, now, landed)
             built[view.name] = run.build(ranges[view.name], step, _share(progress, n, len(selected)))
     progress("all tables are written", 1.0)
     return {name: built[name] for name in names}
@@ -183,15 +183,17 @@ def build_range(
 
 class _Run:
     def __init__(
-        self, project: Project, view: FeatureView, frames: Frames, contents: Mapping[str, str | None], now: int
-    ) -> None:
+        self, project: Project, view: FeatureView, frames: Frames, contents: Mapping[str, str | None], now: int,
+        landed: Mapping[str, Landed],
+    ) -> None:  # fmt: skip
         self.project, self.view, self.frames, self.now = project, view, frames, now
         self.store, self.compiled = project.offline_store(), project.definitions.contract.views[view.name]
         self.before: Commit | None = None
         with suppress(DataError):  # of a damaged table, which other code reports
             self.before = self.store.commit(self.compiled)
         schemas = {name: dict(frames[name].dtypes) for name in sorted(source.name for source in view.sources)}
-        self.origin = RowSources(schemas, _content(view, contents))
+        read = {source.name: landed[source.name].offsets for source in view.sources if source.stream is not None}
+        self.origin = RowSources(schemas, _content(view, contents), StreamPosition(None, read) if read else None)
         _require_types(view, self.before, schemas)
 
     def build(self, within: Days, step: int, progress: Progress) -> TableWrite:

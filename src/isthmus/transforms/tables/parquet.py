@@ -82,6 +82,11 @@ def write(source: str, table: SourceTable, column: str | None, within: Within, f
         raise DataError(f"source {source}", problem, remedy="fix the cause, then try again") from error
 
 
+def write_batches(columns: pa.Schema, batches: Iterable[pa.RecordBatch], file: Path) -> Path:
+    _write(columns, batches, file)
+    return file
+
+
 def content(columns: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
     file = pa.BufferOutputStream()
     _write(columns, batches, file)

@@ -62,6 +62,15 @@ def stream_view(
         raise _no_row(place)
 
 
+def returns_known(view: FeatureView, contract: ViewContract, frames: Frames) -> bool:
+    """Return True if a view's function returns `known_at`, and False if it is `event_timestamp` plus the view's delay.
+
+    Raises the same errors as `stream_view`, but computes no rows.
+    """
+    _, frame = _frame(f"view {view.name}", view, [*contract.keys, *contract.fields], frames)
+    return "known_at" in frame.columns
+
+
 def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa.Table:
     """Compute a spine (the training examples): call its function, run the query, and return all rows.
 

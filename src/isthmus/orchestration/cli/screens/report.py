@@ -28,6 +28,18 @@ def apply_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
     yield from report_blocks({**{key: value for key, value in report.items() if key != "sources"}, **sources})
 
 
+def stream_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
+    columns = ["events", "late", "unreadable", "events not read", "watermark"]
+    rows = [
+        [name, *(cell(status[key]) for key in columns[:3]), cell(sum(status["lag"].values())),
+         clock.moment(status["watermark"]).isoformat(timespec="seconds")]
+        for name, status in report.items()
+    ]  # fmt: skip
+    yield TableBlock(["source", *columns], rows, numbers=columns[:4])
+    written = [[view, cell(count)] for status in report.values() for view, count in status["rows"].items()]
+    yield TableBlock(["view", "rows written"], written, numbers=["rows written"])
+
+
 def _items(values: Sequence[Any]) -> str:
     if len(values) > 6:
         return f"{len(values)}"

@@ -1,0 +1,98 @@
+"""Declarations of streams: where events arrive (`Kafka`, `RedisStream`, `FileStream`) and how they are encoded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+
+@dataclass(frozen=True)
+class Json:
+    """Events as JSON objects, one column per member. Unknown members are ignored; missing ones are null.
+
+    Attributes:
+        times: form of the time columns: ISO 8601 text with a time zone, or seconds, milliseconds or microseconds since
+            1970 UTC as numbers.
+    """
+
+    times: Literal["iso", "s", "ms", "us"] = "iso"
+
+
+@dataclass(frozen=True)
+class Avro:
+    """Events as Avro records, with the schema in a file or in a schema registry.
+
+    Attributes:
+        schema: `.avsc` file with the writers' schema, relative to the project.
+        registry: URL of a schema registry with Confluent's API; each event then begins with the id of its schema.
+    """
+
+    schema: str = ""
+    registry: str = ""
+
+
+@dataclass(frozen=True)
+class Protobuf:
+    """Events as Protobuf messages.
+
+    Attributes:
+        descriptors: file that `protoc --descriptor_set_out=FILE --include_imports` wrote, relative to the project.
+        message: full name of the message, such as `flights.Landed`.
+        framed: events begin with the id of their schema in Confluent's registry, which is skipped.
+        times: form of number columns that hold times. `google.protobuf.Timestamp` needs none.
+    """
+
+    descriptors: str
+    message: str
+    framed: bool = False
+    times: Literal["iso", "s", "ms", "us"] = "iso"
+
+
+Format: TypeAlias = Json | Avro | Protobuf
+
+
+@dataclass(frozen=True)
+class Kafka:
+    """A topic of Apache Kafka or of another broker with Kafka's protocol.
+
+    Attributes:
+        topic: name of the topic.
+        servers: addresses of brokers, `HOST:PORT`, separated by commas.
+        properties: options of librdkafka, for example for TLS and SASL. `${NAME}` in a value is replaced by the
+            environment variable, so that no password stands in the definitions.
+    """
+
+    topic: str
+    servers: str
+    format: Format = field(default_factory=Json)
+    properties: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+
+
+@dataclass(frozen=True)
+class RedisStream:
+    """A Redis stream.
+
+    Attributes:
+        key: key of the stream.
+        connection: environment variable with the URL of the Redis server; by default the project's online store.
+        member: name of the entry's field that holds the event.
+    """
+
+    key: str
+    format: Format = field(default_factory=Json)
+    connection: str = field(default="", kw_only=True)
+    member: str = field(default="event", kw_only=True)
+
+
+@dataclass(frozen=True)
+class FileStream:
+    """A folder in which complete files appear, with an event per line. Files are never changed once they are there.
+
+    Attributes:
+        folder: folder, relative to the project. Files whose name begins with a dot are ignored.
+    """
+
+    folder: str
+    format: Json = field(default_factory=Json)
+
+
+Stream: TypeAlias = Kafka | RedisStream | FileStream

@@ -1,0 +1,1 @@
+"""Events of streams: their readers, their formats, and the table that keeps them."""

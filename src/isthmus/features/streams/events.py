@@ -1,0 +1,222 @@
+"""The table of a stream's events (the bronze table), whose commits have the offsets, and the unreadable events."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from isthmus.features.days import DAY, FIRST, Days
+from isthmus.features.errors import DataError, IsthmusError
+from isthmus.features.offline.delta import StoredTable, TableErrors
+from isthmus.features.offline.partitions import DAY_COLUMN, dataset, files_by_day
+from isthmus.features.streams.formats import Event, Unreadable
+from isthmus.features.values.arrow import micros
+
+FOLDER, UNREADABLE = "_streams", "_unreadable"
+"""Never the name of a view: declared names begin with a letter."""
+PARTITION, OFFSET = pa.field("_partition", pa.string(), nullable=False), pa.field("_offset", pa.int64(), nullable=False)
+"""Place of an event in its stream. No column of a source that feeds a view needs such a name."""
+
+_METADATA = "isthmus.read"
+_LOOK_BACK = 20
+"""Commits to look through for the last commit of events; a compaction makes up to three others."""
+_TARGET_BYTES = 64 << 20
+"""Size from which on a file is not compacted again."""
+_FILES = 64
+"""Files by which a table grows before it is compacted."""
+_UNREADABLE_SCHEMA = pa.schema(
+    [PARTITION, OFFSET, pa.field("event", pa.binary()), pa.field("reason", pa.string()),
+     pa.field("read_at", pa.timestamp("us", "UTC"))]
+)  # fmt: skip
+_CONFLICT = (
+    "another process wrote to it at the same moment",
+    "run only one `isthmus stream` per source; no event is lost or read twice",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUntil:
+    """How far a stream was read. Times are in microseconds since 1970 UTC.
+
+    Attributes:
+        offsets: next offset of each partition.
+        known: latest known time of each partition's events.
+        watermark: time before which all events were expected to have been read.
+        late: number of events that were read after the watermark had passed their known time.
+    """
+
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    known: Mapping[str, int] = field(default_factory=dict)
+    watermark: int = FIRST
+    late: int = 0
+
+
+class EventLog:
+    """The Delta table with all events of a source, each once per offset, partitioned by the day of the event.
+
+    `root` is the folder or URL of the offline store. `timestamp` and `known` are the columns with the time of an event
+    and the time from which it could be used. Methods raise DataError if the table is damaged or another process writes
+    to it, and DependencyError if object storage does not answer.
+    """
+
+    def __init__(
+        self, root: str | Path, source: str, timestamp: str, known: str, options: Mapping[str, str] | None = None
+    ) -> None:
+        self.source, self._timestamp, self._known = source, timestamp, known
+        errors = TableErrors(
+            f"events of {source}", damaged="restore that folder; without it, builds lose the streamed events",
+            conflict=_CONFLICT, unwritten="no event is lost: fix the cause, then run `isthmus stream` again",
+        )  # fmt: skip
+        self._stored = StoredTable(root, f"{FOLDER}/{source}", options, errors)
+        self._unreadable = StoredTable(root, f"{FOLDER}/{UNREADABLE}/{source}", options, errors)
+        self._table: DeltaTable | None = None
+        self._read: ReadUntil | None = None
+        self._compacted = 0
+
+    def open(self) -> DeltaTable | None:
+        """Return the table at its newest version, or None if it does not exist."""
+        if self._table is None:
+            self._table = self._stored.open(check=False)
+        else:
+            with self._stored.reading():
+                self._table.update_incremental()
+        return self._table
+
+    def read_until(self) -> ReadUntil:
+        """Return how far the stream has been read, as recorded with the last commit of events."""
+        if self._read is None or self._table is None:
+            self._read = ReadUntil()
+            with self._stored.reading():
+                table = self.open()
+                for count in range(_LOOK_BACK):
+                    if table is None:
+                        break
+                    entries = self._stored.commits(table, count + 1)
+                    if len(entries) <= count:
+                        break
+                    if (text := entries[-1].get(_METADATA)) is not None:
+                        self._read = ReadUntil(**json.loads(str(text)))
+                        break
+        return self._read
+
+    def append(
+        self, rows: pa.Table, places: Sequence[Event], unreadable: Sequence[Unreadable], now: int,
+        watermark: Callable[[Mapping[str, int]], int],
+    ) -> None:  # fmt: skip
+        """Append events in one commit with their offsets, so that each is stored once.
+
+        `rows` are the readable events at `places`. Unreadable events go to a table of their own first; their offsets
+        count as read, too. `now` is the time of reading, in microseconds since 1970 UTC. `watermark` computes the new
+        watermark from the latest known time of each partition; it never goes back.
+        """
+        if unreadable:
+            self._set_aside(unreadable, now)
+        before = self.read_until()
+        offsets, known = dict(before.offsets), dict(before.known)
+        for event in (*places, *(each.event for each in unreadable)):
+            offsets[event.partition] = max(offsets.get(event.partition, 0), event.offset + 1)
+        times = micros(rows[self._known])
+        for event, time in zip(places, times.tolist(), strict=True):
+            known[event.partition] = max(known.get(event.partition, time), time)
+        late = before.late + int(np.count_nonzero(times < before.watermark))
+        self._commit(
+            self._placed(rows, places), ReadUntil(offsets, known, max(before.watermark, watermark(known)), late)
+        )
+        self._compact()
+
+    def _commit(self, rows: pa.Table, read: ReadUntil) -> None:
+        options = {"schema_mode": "merge"} if self._table is not None else {"partition_by": [DAY_COLUMN.name]}
+        try:
+            self._stored.commit(self._table, rows, {_METADATA: json.dumps(asdict(read))}, mode="append", **options)
+        except IsthmusError:
+            self._table = self._read = None
+            raise
+        self._read = read
+
+    def _placed(self, rows: pa.Table, places: Sequence[Event]) -> pa.Table:
+        days = pa.array((micros(rows[self._timestamp]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
+        rows = rows.append_column(PARTITION, pa.array([event.partition for event in places], pa.string()))
+        rows = rows.append_column(OFFSET, pa.array([event.offset for event in places], pa.int64()))
+        return rows.append_column(DAY_COLUMN, days)
+
+    def _compact(self) -> None:
+        # Readers keep the files of their version: nothing is deleted before the retention of a vacuum.
+        table = self.open()
+        if table is None or len(table.file_uris()) < self._compacted + _FILES:
+            return
+        with self._stored.writing():
+            table.optimize.compact(target_size=_TARGET_BYTES)
+            table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
+        self._compacted = len(table.file_uris())
+
+    def rows(self, names: Sequence[str], days: Days | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the columns `names` of all events, or of those on `days`. Without a table, yield nothing."""
+        with self._stored.reading():
+            table = self.open()
+            if table is None:
+                return
+            only = None if days is None else {day for day in files_by_day(table) if day in days}
+            yield from dataset(table, self._stored.path, only).to_batches(columns=[*names])
+
+    def after(self, offsets: Mapping[str, int], names: Sequence[str]) -> pa.Table:
+        """Return the columns `names` of events at or after the offsets; of other partitions, all events."""
+        import pyarrow.dataset as ds
+
+        with self._stored.reading():
+            table = self.open()
+            assert table is not None  # noqa: S101 - the caller has its offsets
+            wanted = ~ds.field(PARTITION.name).isin(pa.array(list(offsets), pa.string()))
+            for name, offset in offsets.items():
+                wanted |= (ds.field(PARTITION.name) == name) & (ds.field(OFFSET.name) >= offset)
+            return dataset(table, self._stored.path).to_table(
+                columns=[*names, PARTITION.name, OFFSET.name], filter=wanted
+            )
+
+    def schema(self) -> pa.Schema | None:
+        table = self.open()
+        if table is None:
+            return None
+        own = {PARTITION.name, OFFSET.name, DAY_COLUMN.name}
+        return pa.schema([field for field in pa.schema(table.schema().to_arrow()) if field.name not in own])
+
+    def unreadable(self) -> pa.Table:
+        """Return the unreadable events: partition, offset, bytes, reason and the time at which they were read."""
+        with self._unreadable.reading():
+            table = self._unreadable.open(check=False)
+            return _UNREADABLE_SCHEMA.empty_table() if table is None else table.to_pyarrow_table()
+
+    def _set_aside(self, unreadable: Sequence[Unreadable], now: int) -> None:
+        known = self.unreadable()
+        pairs = set(zip(known[PARTITION.name].to_pylist(), known[OFFSET.name].to_pylist(), strict=True))
+        new = [each for each in unreadable if (each.event.partition, each.event.offset) not in pairs]
+        rows = [
+            {PARTITION.name: event.partition, OFFSET.name: event.offset, "event": event.value, "reason": reason,
+             "read_at": now}
+            for event, reason in new
+        ]  # fmt: skip
+        if rows:
+            self._unreadable.append(pa.Table.from_pylist(rows, _UNREADABLE_SCHEMA))
+
+    def retry(self, rows: pa.Table, places: Sequence[Event]) -> int:
+        """Move events that were unreadable, and are readable now, to the table of events. Return their number.
+
+        `rows` are the events at `places`. An event that an interrupted call has already moved is not added again.
+        """
+        if not len(rows):
+            return 0
+        stored = self.after({}, [])
+        pairs = set(zip(stored[PARTITION.name].to_pylist(), stored[OFFSET.name].to_pylist(), strict=True))
+        new = [n for n, event in enumerate(places) if (event.partition, event.offset) not in pairs]
+        if new:
+            self._commit(self._placed(rows.take(pa.array(new)), [places[n] for n in new]), self.read_until())
+        table = self._unreadable.open(check=False)
+        if table is None:
+            raise DataError(f"events of {self.source}", "the table of unreadable events is gone")
+        moved = {(event.partition, event.offset) for event in places}
+        left = [row for row in self.unreadable().to_pylist() if (row[PARTITION.name], row[OFFSET.name]) not in moved]
+        self._unreadable.commit(table, pa.Table.from_pylist(left, _UNREADABLE_SCHEMA), {}, mode="overwrite")
+        return len(new)

@@ -1,0 +1,226 @@
+"""Decode events to rows with the columns of their source."""
+
+import io
+import json
+import struct
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from isthmus.features import clock
+from isthmus.features.definition.streams import Avro, Format, Json, Protobuf
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, extra, first_line
+from isthmus.features.types import SCALARS
+from isthmus.features.values.arrow import ARROW
+
+_FRAME = struct.Struct(">bI")
+"""The bytes before an event whose schema is in Confluent's registry: zero, then the schema's id."""
+_SCALE = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_INT32, _INT64 = 1 << 31, 1 << 63
+
+
+class Event(NamedTuple):
+    """An undecoded event. `offset` is its position in its partition, ascending."""
+
+    partition: str
+    offset: int
+    value: bytes
+
+
+class Unreadable(NamedTuple):
+    """An event that cannot become a row, and the reason."""
+
+    event: Event
+    reason: str
+
+
+class Decoder:
+    """Decodes the events of a source to Arrow rows.
+
+    `columns` are the types of the source's columns. Columns in `required`, the keys and times, must not be null.
+    Relative paths of schema files start from `root`. Raises ConfigurationError for a type that events cannot have or a
+    schema file that cannot be read, and DependencyError if the format's library is missing.
+    """
+
+    def __init__(self, source: str, columns: pa.Schema, required: Sequence[str], form: Format, root: Path) -> None:
+        self._where = f"source {source}, stream"
+        self.schema = pa.schema([columns.field(n).with_nullable(columns.names[n] not in required)
+                                 for n in range(len(columns))])  # fmt: skip
+        self._scale = _SCALE.get("iso" if isinstance(form, Avro) else form.times)
+        names = {f"f{n}": name for n, name in enumerate(columns.names)}
+        types = [(place, *self._type(columns.field(name), name in required)) for place, name in names.items()]
+        kind = msgspec.defstruct("Event", [part for part in types if len(part) == 2]
+                                 + [part for part in types if len(part) == 3], rename=names, kw_only=True)  # fmt: skip
+        self._decode = self._decoder(form, kind, root)
+        self._places = list(names)
+
+    def rows(self, events: Sequence[Event]) -> tuple[pa.Table, list[Event], list[Unreadable]]:
+        """Return the rows of the readable events, these events in the same order, and the unreadable events."""
+        decoded, readable, unreadable = [], [], list[Unreadable]()
+        for event in events:
+            try:
+                decoded.append(self._decode(event.value))
+            except (msgspec.MsgspecError, ValueError, TypeError, EOFError, LookupError, OverflowError) as error:
+                unreadable.append(Unreadable(event, first_line(error)))
+            else:
+                readable.append(event)
+        columns = [self._column(decoded, place, field) for place, field in zip(self._places, self.schema, strict=True)]
+        return pa.table(columns, schema=self.schema), readable, unreadable
+
+    def _column(self, decoded: Sequence[Any], place: str, field: pa.Field) -> pa.Array:
+        values = [getattr(each, place) for each in decoded]
+        if pa.types.is_timestamp(field.type) and self._scale:
+            values = [None if value is None else value * self._scale for value in values]
+        return pa.array(values, field.type)
+
+    def _type(self, field: pa.Field, required: bool) -> tuple[Any, ...]:
+        kind = self._python_type(field.type)
+        if kind is None:
+            problem = Problem(f"{self._where}, column {field.name}", f"has type {field.type}",
+                              f"one of {', '.join(map(str, SCALARS))}, or an array of these",
+                              "cast the column at the writer of the source's data")  # fmt: skip
+            raise ConfigurationError("definitions.py", [problem])
+        return (kind,) if required else (kind | None, None)
+
+    def _python_type(self, dtype: pa.DataType) -> Any:
+        if pa.types.is_list(dtype):
+            inner = self._python_type(dtype.value_type)
+            # A type computed at run time, which type checkers do not accept in a subscript.
+            return None if inner is None else list.__class_getitem__(inner)
+        return {
+            ARROW["Bool"]: bool,
+            ARROW["Int32"]: Annotated[int, msgspec.Meta(ge=-_INT32, lt=_INT32)],
+            ARROW["Int64"]: Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)],
+            ARROW["Float32"]: float,
+            ARROW["Float64"]: float,
+            ARROW["UnixTimestamp"]: int if self._scale else Annotated[datetime, msgspec.Meta(tz=True)],
+            ARROW["String"]: str,
+            ARROW["Bytes"]: bytes,
+        }.get(dtype)
+
+    def _decoder(self, form: Format, kind: Any, root: Path) -> Callable[[bytes], Any]:
+        if isinstance(form, Json):
+            decoder = msgspec.json.Decoder(kind)
+            return decoder.decode
+        parse = self._avro(form, root) if isinstance(form, Avro) else self._protobuf(form, root)
+        return lambda value: msgspec.convert(parse(value), kind)
+
+    def _avro(self, form: Avro, root: Path) -> Callable[[bytes], Any]:
+        with extra("streams"):
+            import fastavro
+        schemas = dict[int, Any]()
+
+        def registered(number: int) -> Any:
+            if number not in schemas:
+                schemas[number] = fastavro.parse_schema(json.loads(fetch_schema(self._where, form.registry, number)))
+            return schemas[number]
+
+        def framed(value: bytes) -> Any:
+            number, content = _unframe(value)
+            return _whole(fastavro, registered(number), content)
+
+        if form.registry:
+            return framed
+        text = self._file(root / form.schema)
+        try:
+            written = fastavro.parse_schema(json.loads(text))
+        except (ValueError, TypeError, KeyError, fastavro.schema.SchemaParseException) as error:
+            raise self._unusable(root / form.schema, f"is not an Avro schema ({first_line(error)})") from error
+        return lambda value: _whole(fastavro, written, value)
+
+    def _protobuf(self, form: Protobuf, root: Path) -> Callable[[bytes], Any]:
+        with extra("streams"):
+            from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+            from google.protobuf.message import DecodeError
+        file = root / form.descriptors
+        try:
+            pool, files = descriptor_pool.DescriptorPool(), descriptor_pb2.FileDescriptorSet()
+            files.ParseFromString(self._file(file))
+            for each in files.file:
+                pool.Add(each)
+            kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(form.message))
+        except (DecodeError, TypeError) as error:
+            raise self._unusable(file, f"is not a descriptor set of protoc ({first_line(error)})") from error
+        except KeyError as error:
+            raise self._unusable(file, f"does not have the message {form.message}") from error
+
+        def parse(value: bytes) -> dict[str, Any]:
+            try:
+                message = kind.FromString(_unframe(value, indexes=True)[1] if form.framed else value)
+            except DecodeError as error:
+                raise ValueError(f"is not a message {form.message} ({first_line(error)})") from error
+            return _members(message)
+
+        return parse
+
+    def _file(self, file: Path) -> bytes:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise self._unusable(file, f"cannot be read ({error.strerror})") from error
+
+    def _unusable(self, file: Path, found: str) -> ConfigurationError:
+        return ConfigurationError("definitions.py", [Problem(self._where, f"{file} {found}")])
+
+
+def _whole(fastavro: Any, schema: Any, content: bytes) -> Any:
+    stream = io.BytesIO(content)
+    record = fastavro.schemaless_reader(stream, schema)
+    if left := len(content) - stream.tell():
+        raise ValueError(f"has {left} bytes after the Avro record")
+    return record
+
+
+def _unframe(value: bytes, *, indexes: bool = False) -> tuple[int, bytes]:
+    if len(value) < _FRAME.size or value[0]:
+        raise ValueError("does not begin with the id of a schema")
+    _, number = _FRAME.unpack_from(value)
+    if indexes and value[_FRAME.size : _FRAME.size + 1] != b"\0":
+        raise ValueError("is not the first message of its schema file")
+    return number, value[_FRAME.size + indexes :]
+
+
+def _members(message: Any) -> dict[str, Any]:
+    members = dict[str, Any]()
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None:
+            stamp = field.message_type.full_name == "google.protobuf.Timestamp"
+            present = message.HasField(field.name) if not field.is_repeated else True
+            members[field.name] = _moment(value) if stamp and present else None
+        elif field.is_repeated:
+            members[field.name] = list(value)
+        elif not field.has_presence or message.HasField(field.name):
+            members[field.name] = value
+    return members
+
+
+def _moment(stamp: Any) -> datetime:
+    return clock.moment(stamp.seconds * 1_000_000 + stamp.nanos // 1000)
+
+
+def fetch_schema(where: str, registry: str, number: int) -> str:
+    """Fetch a schema by its id from a registry with Confluent's API.
+
+    Raises ValueError if the registry does not have it, which makes an event unreadable. Raises DependencyError if the
+    registry does not answer, and DataError if its answer is not a schema.
+    """
+    with extra("streams"):
+        import httpx
+    url = f"{registry.rstrip('/')}/schemas/ids/{number}"
+    try:
+        reply = httpx.get(url, timeout=10)
+    except httpx.HTTPError as error:
+        raise DependencyError(where, f"the schema registry does not answer ({first_line(error)})") from error
+    if reply.status_code == httpx.codes.NOT_FOUND:
+        raise ValueError(f"the registry has no schema {number}")
+    if not reply.is_success:
+        raise DependencyError(where, f"the schema registry answers {reply.status_code} to {url}")
+    try:
+        return str(reply.json()["schema"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(where, f"{url} is not a schema", expected="Confluent's API of a schema registry") from error

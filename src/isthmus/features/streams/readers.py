@@ -1,0 +1,309 @@
+"""Readers of streams: they return events after given offsets, and know which partitions they have read to the end."""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from isthmus.features.definition.streams import FileStream, Kafka, RedisStream, Stream
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, extra
+from isthmus.features.redis.connection import connect, translate_errors
+from isthmus.features.streams.formats import Event
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+
+_SEQUENCE = 1 << 20
+"""Entries that a Redis stream may have per millisecond."""
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_REFRESH_SECONDS = 30.0
+"""Seconds between two looks for new partitions."""
+_SILENCE_SECONDS = 10.0
+"""Seconds to wait for the broker's list of partitions."""
+FILES = "files"
+"""The partition of all files of a `FileStream`, for the watermark."""
+
+
+class StreamReader(Protocol):
+    """Reads the events of a stream in the order of each partition's offsets, from the offsets given to `seek`."""
+
+    def partitions(self) -> list[str]:
+        """Return the names of all partitions, also of those without events."""
+
+    def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
+        """Continue with these offsets. A partition that is missing is read from its first event.
+
+        Raises DataError if events after an offset have expired, unless `skip_expired`, or if the stream was replaced.
+        """
+
+    def poll(self, limit: int, seconds: float) -> list[Event]:
+        """Return up to `limit` events. Wait up to `seconds` for the first one."""
+
+    def ended(self) -> set[str]:
+        """Return the partitions whose events were all returned by `poll`."""
+
+    def lag(self) -> dict[str, int]:
+        """Return the number of events of each partition that `poll` has not returned yet."""
+
+    def close(self) -> None: ...
+
+
+def open_reader(source: str, stream: Stream, root: Path, redis_url: str) -> StreamReader:
+    """Connect to a stream. `redis_url` is the project's online store; relative folders start from `root`.
+
+    Raises ConfigurationError if an environment variable is missing, and DependencyError if the broker does not answer
+    or its library is missing. Raises DataError if the topic or folder does not exist.
+    """
+    where = f"source {source}, stream"
+    match stream:
+        case Kafka():
+            return KafkaReader(where, stream)
+        case RedisStream(connection=""):
+            return RedisReader(where, stream, redis_url)
+        case RedisStream():
+            return RedisReader(where, stream, _environment(where, stream.connection))
+        case FileStream():
+            return FileReader(where, root / stream.folder)
+
+
+def _environment(where: str, name: str) -> str:
+    if value := os.environ.get(name):
+        return value
+    raise ConfigurationError("definitions.py", [Problem(where, f"the environment variable {name} is not set")])
+
+
+class KafkaReader:
+    """Reads a topic with librdkafka. Offsets are kept with the events and not in a consumer group."""
+
+    def __init__(self, where: str, stream: Kafka) -> None:
+        with extra("kafka"):
+            import confluent_kafka
+        self._kafka, self._where, self._topic = confluent_kafka, f"{where} {stream.topic}", stream.topic
+        self._servers, self._problem = stream.servers, ""
+        options = {
+            name: _VARIABLE.sub(lambda found: _environment(where, found[1]), value)
+            for name, value in stream.properties.items()
+        }
+        self._consumer: Consumer = confluent_kafka.Consumer({
+            "bootstrap.servers": stream.servers, "group.id": "isthmus", "enable.auto.commit": False,
+            "auto.offset.reset": "error", "enable.partition.eof": True, "fetch.wait.max.ms": 50,
+            "allow.auto.create.topics": False, "log_level": 0, "error_cb": self._failed, **options,
+        })  # fmt: skip
+        self._ended: set[str] = set()
+        self._next: dict[str, int] = {}
+        self._looked = 0.0
+
+    def partitions(self) -> list[str]:
+        try:
+            metadata = self._consumer.list_topics(self._topic, timeout=_SILENCE_SECONDS)
+        except self._kafka.KafkaException as error:
+            raise DependencyError(
+                self._where, f"{self._servers} does not answer ({error.args[0].str()})",
+                remedy="start the broker, or correct servers=; no event is lost, it is read again from its offset",
+            ) from error  # fmt: skip
+        topic = metadata.topics.get(self._topic)
+        if topic is None or topic.error is not None or not topic.partitions:
+            raise DataError(self._where, f"the topic does not exist at {self._servers}",
+                            remedy="create it, or correct topic=; the events read so far are kept")  # fmt: skip
+        self._looked = time.monotonic()
+        return [str(number) for number in sorted(topic.partitions)]
+
+    def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
+        known = self.partitions()
+        if gone := sorted(set(offsets) - set(known), key=int):
+            raise DataError(
+                self._where, f"partitions {', '.join(gone)} no longer exist: the topic was created again",
+                remedy="give the new topic another name; rows of the events read so far are kept",
+            )  # fmt: skip
+        self._ended, self._next = set(), {}
+        for name in known:
+            low, high = self._bounds(name)
+            start = offsets.get(name, low)
+            start = max(start, low) if skip_expired else start
+            if not low <= start <= high:
+                if start > high:
+                    problem = f"partition {name} ends at {high}, but {start} events were read: it was created again"
+                    raise DataError(self._where, problem, remedy="give the new topic another name")
+                raise DataError(
+                    self._where, f"partition {name}: events {start} to {low - 1} have expired",
+                    remedy="raise the topic's retention; add the missing events to the source's data, then run "
+                    "`isthmus stream --skip-expired`",
+                )  # fmt: skip
+            self._next[name] = start
+            if start == high:
+                self._ended.add(name)
+        self._assign()
+
+    def _assign(self) -> None:
+        self._consumer.assign(
+            [self._kafka.TopicPartition(self._topic, int(name), at) for name, at in self._next.items()]
+        )
+
+    def _bounds(self, name: str) -> tuple[int, int]:
+        try:
+            low, high = self._consumer.get_watermark_offsets(
+                self._kafka.TopicPartition(self._topic, int(name)), timeout=_SILENCE_SECONDS
+            )
+        except self._kafka.KafkaException as error:
+            raise DependencyError(self._where, f"{self._servers} does not answer ({error.args[0].str()})") from error
+        return low, high
+
+    def poll(self, limit: int, seconds: float) -> list[Event]:
+        if time.monotonic() - self._looked > _REFRESH_SECONDS:
+            new = [name for name in self.partitions() if name not in self._next]
+            if new:
+                self._next |= dict.fromkeys(new, 0)
+                self._assign()
+        events: list[Event] = []
+        for message in self._consumer.consume(limit, seconds):
+            name, error = str(message.partition()), message.error()
+            if error is None:
+                self._ended.discard(name)
+                offset = message.offset() or 0
+                self._next[name] = offset + 1
+                events.append(Event(name, offset, message.value() or b""))
+            elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
+                self._ended.add(name)
+            elif error.code() in (
+                self._kafka.KafkaError._AUTO_OFFSET_RESET,
+                self._kafka.KafkaError.OFFSET_OUT_OF_RANGE,
+            ):
+                self.seek(dict(self._next))  # raises the error with the expired offsets
+            elif not error.retriable():
+                raise DependencyError(self._where, f"{self._servers} answers: {error.str()}")
+        if events:
+            self._problem = ""
+        elif self._problem:
+            problem, self._problem = self._problem, ""
+            raise DependencyError(self._where, f"{self._servers} does not answer ({problem})",
+                                  remedy="start the broker; events are read again from their offsets")  # fmt: skip
+        return events
+
+    def _failed(self, error: Any) -> None:
+        if error.code() == self._kafka.KafkaError._ALL_BROKERS_DOWN or error.fatal():
+            self._problem = error.str()
+
+    def ended(self) -> set[str]:
+        return set(self._ended)
+
+    def lag(self) -> dict[str, int]:
+        cached = {
+            name: self._consumer.get_watermark_offsets(self._kafka.TopicPartition(self._topic, int(name)), cached=True)[
+                1
+            ]
+            for name in self._next
+        }
+        return {name: max(0, end - self._next[name]) for name, end in cached.items()}
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class RedisReader:
+    """Reads a Redis stream. It has one partition, and the offset of an entry is computed from its id."""
+
+    def __init__(self, where: str, stream: RedisStream, url: str) -> None:
+        self._where, self._stream, self._url = f"{where} {stream.key}", stream, url
+        self._client = connect(url)
+        self._next, self._at_end = 0, False
+
+    def partitions(self) -> list[str]:
+        return ["0"]
+
+    def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:  # noqa: ARG002
+        self._next, self._at_end = offsets.get("0", 0), False
+
+    def poll(self, limit: int, seconds: float) -> list[Event]:
+        with translate_errors(self._url):
+            reply: Any = self._client.xread(
+                {self._stream.key: _entry_id(self._next - 1)}, count=limit, block=max(1, int(seconds * 1000))
+            )
+        entries = reply[0][1] if reply else []
+        self._at_end = len(entries) < limit
+        events = [Event("0", _offset(name), fields.get(self._stream.member.encode(), b"")) for name, fields in entries]
+        if events:
+            self._next = events[-1].offset + 1
+        return events
+
+    def ended(self) -> set[str]:
+        return {"0"} if self._at_end else set()
+
+    def lag(self) -> dict[str, int]:
+        with translate_errors(self._url):
+            waiting: Any = self._client.xrange(self._stream.key, _entry_id(self._next), "+", count=10_000)
+        return {"0": len(waiting)}
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _entry_id(offset: int) -> str:
+    return "0-0" if offset < 0 else f"{offset // _SEQUENCE}-{offset % _SEQUENCE}"
+
+
+def _offset(name: bytes) -> int:
+    moment, number = map(int, name.split(b"-"))
+    return moment * _SEQUENCE + min(number, _SEQUENCE - 1)
+
+
+class FileReader:
+    """Reads the lines of files in the order of their names. A file is a partition, and a line number an offset."""
+
+    def __init__(self, where: str, folder: Path) -> None:
+        if not folder.is_dir():
+            raise DataError(f"{where} {folder}", "is not a folder", remedy="create it, or correct folder=")
+        self._folder = folder
+        self._read: dict[str, int] = {}
+        self._lengths: dict[str, int] = {}
+        self._current: Iterator[Event] = iter(())
+        self._at_end = False
+
+    def partitions(self) -> list[str]:
+        return sorted(file.name for file in self._folder.iterdir() if file.is_file() and file.name[0] != ".")
+
+    def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:  # noqa: ARG002
+        self._read, self._at_end = dict(offsets), False
+        self._current = iter(())
+
+    def poll(self, limit: int, seconds: float) -> list[Event]:
+        end = time.monotonic() + seconds
+        events: list[Event] = []
+        while len(events) < limit:
+            event = next(self._current, None)
+            if event is not None:
+                events.append(event)
+                self._read[event.partition] = event.offset + 1
+                continue
+            left = [name for name in self.partitions() if self._read.get(name, 0) < self._length(name)]
+            self._at_end = not left
+            if left:
+                self._current = self._lines(left[0])
+            elif events or time.monotonic() >= end:
+                break
+            else:
+                time.sleep(min(0.05, max(0.0, end - time.monotonic())))
+        return events
+
+    def _length(self, name: str) -> int:
+        if name not in self._lengths:
+            with (self._folder / name).open("rb") as file:
+                self._lengths[name] = sum(1 for line in file if line.strip())
+        return self._lengths[name]
+
+    def _lines(self, name: str) -> Iterator[Event]:
+        start = self._read.setdefault(name, 0)
+        with (self._folder / name).open("rb") as file:
+            for number, line in enumerate(line for line in file if line.strip()):
+                if number >= start:
+                    yield Event(name, number, line.strip())
+
+    def ended(self) -> set[str]:
+        return {*self.partitions()} if self._at_end else set()
+
+    def lag(self) -> dict[str, int]:
+        return {name: left for name in self.partitions() if (left := self._length(name) - self._read.get(name, 0)) > 0}
+
+    def close(self) -> None:
+        self._current = iter(())

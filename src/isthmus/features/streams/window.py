@@ -1,0 +1,54 @@
+"""The events of a source that a view's look-back can still reach, in memory."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.features.values.arrow import micros
+
+
+class EventWindow:
+    """Events from a moving first time on. `timestamp` is the column with the time of an event.
+
+    Attributes:
+        events: the events, in any order, possibly with duplicates.
+        first: time of the earliest event that is kept, in microseconds since 1970 UTC.
+    """
+
+    def __init__(self, events: pa.Table, timestamp: str, first: int) -> None:
+        self.events, self._timestamp, self.first = events, timestamp, first
+        self._added = 0
+
+    def add(self, events: pa.Table) -> None:
+        self.events = pa.concat_tables([self.events, events.select(self.events.column_names).cast(self.events.schema)])
+        self._added += 1
+        if self._added % 64 == 0:  # each batch adds a chunk to every column
+            self.events = self.events.combine_chunks()
+
+    def forget(self, first: int) -> None:
+        """Drop the events before `first`, once they are half of all."""
+        times = micros(self.events[self._timestamp])
+        if np.count_nonzero(times < first) * 2 > len(times):
+            self.events = self.events.filter(pa.array(times >= first)).combine_chunks()
+            self.first = first
+
+    def of_keys(self, keys: pa.Table, first: int) -> pa.Table:
+        """Return the events from `first` on that have one of the keys; `keys` has a column per join key."""
+        events = self.events.filter(pa.array(micros(self.events[self._timestamp]) >= first))
+        return events.filter(has_key(events, keys))
+
+
+def has_key(rows: pa.Table, keys: pa.Table) -> pa.BooleanArray:
+    """Return a mask of the rows with one of the keys. Both tables have the join keys as columns."""
+    names = keys.column_names
+    if len(names) == 1:
+        return pc.is_in(rows[names[0]], keys[names[0]].combine_chunks())
+    numbered = rows.select(names).append_column("_row", pa.array(np.arange(len(rows))))
+    mask = np.zeros(len(rows), bool)
+    mask[numbered.join(keys, names, join_type="left semi")["_row"].to_numpy()] = True
+    return pa.array(mask)
+
+
+def distinct_keys(rows: pa.Table, names: list[str]) -> pa.Table:
+    keys = rows.select(names).group_by(names, use_threads=False).aggregate([])
+    return keys.filter(pc.is_valid(keys[names[0]])) if len(names) == 1 else keys.drop_null()

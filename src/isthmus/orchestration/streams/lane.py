@@ -1,0 +1,274 @@
+"""A view that a stream keeps up to date: the rows that new events change, and their way to Redis and the table."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.features.contract.schema import ViewContract
+from isthmus.features.days import FIRST, LAST
+from isthmus.features.definition.spec import FeatureView, Source
+from isthmus.features.errors import ContractMismatch
+from isthmus.features.offline.canonical import canonical, identity, rows_not_in
+from isthmus.features.offline.commits import StreamPosition
+from isthmus.features.offline.history import table_schema
+from isthmus.features.offline.pushes import ACCEPTED, PushLog
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.publishing.publish import write_rows
+from isthmus.features.streams.window import EventWindow, distinct_keys, has_key
+from isthmus.features.values.arrow import micros
+from isthmus.transforms.views.compute import Frames, returns_known, stream_view
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The rules, with K the known time of a new event, and L the view's look-back:
+#
+# * A row depends only on events that were known by its known_at (`check` tests this). So the event changes only rows of
+#   its key with known_at >= K, and a row with known_at < watermark is final, apart from late events (K < watermark).
+# * Rows with known_at >= watermark are pending. They are computed again when another event of their key arrives, and
+#   written when the watermark has passed them.
+# * A late event may change rows that were written. These rows are computed and compared with the written ones.
+#
+# So, whatever the order of the events, the table ends with the rows that a build computes from the same events.
+
+
+class ViewLane:
+    """A view's state between micro-batches.
+
+    Call `open` first. Then, for each micro-batch, call `add` with the new events, and `emit`. Call `save` from time to
+    time: after a crash, the events since the last `save` are processed again.
+
+    Attributes:
+        watermark: rows known before it were written online, in microseconds since 1970 UTC.
+        unsaved: number of rows that were written online, but are not in the table yet.
+        newest: known time of the newest row that was written online; None before the first.
+    """
+
+    def __init__(
+        self, view: FeatureView, contract: ViewContract, source: Source, offline: OfflineStore, online: OnlineStore,
+        now: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self.view, self.contract, self.source = view, contract, source
+        self._offline, self._online, self._now = offline, online, now
+        self._known = source.known or source.timestamp or ""
+        self._keys = [key.name for key in contract.keys]
+        self._names = identity(contract)
+        self._reach = contract.lookback or 0
+        self._columns = [*self._names, "content_hash"]
+        empty = table_schema(contract).empty_table()
+        self._pending, self._written, self._removed = empty, empty, empty.select(self._names)
+        self._served: list[pa.Table] = []
+        self._flushed: pa.Table | None = None
+        self._incomplete = False
+        self.newest: int | None = None
+
+    def open(self, spark: "SparkSession", others: Frames, load: Callable[[int], pa.Table], watermark: int) -> None:
+        """Start from the rows of the table, and the events that the next rows may depend on.
+
+        `others` are the DataFrames of the sources without a stream. `load` returns the events of the stream's source
+        from a time on.
+        """
+        self._spark, self._others, self._load, self.watermark = spark, others, load, watermark
+        self._history = history = self._offline.history(self.contract)
+        self._returns_known = returns_known(self.view, self.contract, self._frames(load(LAST)))
+        first = self.first_needed(watermark)
+        window = self._window = EventWindow(load(first), self.source.timestamp or "", first)
+        self._pending = self._known_from(self._compute(window.events, self._lowest(watermark, None)), watermark)
+        import pyarrow.dataset as ds
+
+        with self._offline.reading(self.contract.table):
+            assert not isinstance(history.data, pa.Table)  # noqa: S101 - a history of the store
+            later = history.data.to_table(["known_at"], ds.field("known_at") >= _time(watermark))
+        # Rows of a build may be newer than the watermark.
+        self._written_until = max(watermark, int(micros(later["known_at"]).max(initial=watermark - 1)) + 1)
+
+    def first_needed(self, watermark: int) -> int:
+        """Return the time of the earliest event that rows from the watermark on may depend on."""
+        return self._lowest(watermark, None) - self._reach
+
+    @property
+    def unsaved(self) -> int:
+        return len(self._written) + len(self._removed)
+
+    @property
+    def incomplete(self) -> bool:
+        """True if a late event has removed the latest row of a key, so that `materialize` must find the row before."""
+        return self._incomplete
+
+    def add(self, events: pa.Table) -> None:
+        """Compute the rows that new events change. The events must be in the table of events already."""
+        self._window.add(events)
+        keys = distinct_keys(events, self._keys)
+        if not len(keys):
+            return
+        events = events.filter(has_key(events, keys))
+        known = int(micros(events[self._known]).min())
+        lowest = self._lowest(known, int(micros(events[self.source.timestamp]).min()))
+        first = lowest - self._reach
+        if first < self._window.first:
+            events = self._load(first)
+            events = events.filter(has_key(events, keys))
+        else:
+            events = self._window.of_keys(keys, first)
+        rows = self._compute(events, lowest)
+        changed = self._known_from(rows, known)
+        stale = pc.and_(has_key(self._pending, keys), pc.greater_equal(self._pending["known_at"], _time(known)))
+        self._pending = pa.concat_tables(
+            [self._pending.filter(pc.invert(stale)), self._known_from(changed, self.watermark)]
+        )
+        if known < self._written_until:
+            self._correct(keys, rows, changed, known, lowest)
+
+    def _correct(self, keys: pa.Table, rows: pa.Table, changed: pa.Table, known: int, lowest: int) -> None:
+        """Replace written rows that late events change, online and, with the next `save`, in the table."""
+        written = self._stored(keys, known, lowest)
+        final = changed.filter(pc.less(changed["known_at"], _time(self.watermark)))
+        different = final.take(_places(rows_not_in(_numbered(final, self._columns), written)))
+        gone = rows_not_in(written.select(self._names), changed.select(self._names))
+        if not len(different) and not len(gone):
+            return
+        self._write(different, gone)
+        corrected = distinct_keys(pa.concat_tables([different.select(self._keys), gone.select(self._keys)]), self._keys)
+        mine = rows.filter(pc.and_(has_key(rows, corrected), pc.less(rows["known_at"], _time(self.watermark))))
+        latest = self._latest(mine)
+        self._incomplete |= len(latest) < len(corrected)
+        self._publish(latest, self._now())
+
+    def emit(self, watermark: int) -> int:
+        """Write the rows known before the new watermark. Return their number."""
+        self.watermark = max(self.watermark, watermark)
+        ready = pc.less(self._pending["known_at"], _time(self.watermark))
+        rows, self._pending = self._pending.filter(ready), self._pending.filter(pc.invert(ready))
+        self._window.forget(self.first_needed(self.watermark))
+        return self._emit(rows, self.watermark)
+
+    def flush(self) -> int:
+        """Write the pending rows, too: no event is left to wait for. Later events correct them. Return their number."""
+        if self._pending is self._flushed:
+            return 0
+        self._flushed = self._pending
+        return self._emit(self._pending, int(micros(self._pending["known_at"]).max(initial=self.watermark - 1)) + 1)
+
+    def _emit(self, rows: pa.Table, until: int) -> int:
+        if len(rows):
+            # Rows of a flush or of a build may have been written already, and be different now.
+            again = int(micros(rows["known_at"]).min()) < self._written_until
+            self._write(rows, rows.select(self._names).slice(0, 0))
+            latest = self._latest(rows)
+            self._publish(self._not_overtaken(latest) if again else latest, self._now() if again else None)
+        self._written_until = max(self._written_until, until)
+        return len(rows)
+
+    def _not_overtaken(self, latest: pa.Table) -> pa.Table:
+        """Keep the rows without a later written row of their key."""
+        if not len(latest):
+            return latest
+        written = self._stored(latest.select(self._keys), FIRST, int(micros(latest["event_timestamp"]).min()))
+        newest = self._latest(written).select([*self._keys, "event_timestamp", "known_at"])
+        return latest.take(
+            _places(
+                _numbered(latest, newest.column_names).join(newest, newest.column_names, join_type="left semi")
+            ).sort()
+        )
+
+    def require_own_table(self) -> None:
+        """Raise ContractMismatch if the table was built again. Rows that were pushed meanwhile are no problem."""
+        history = self._offline.history(self.contract)
+        if history.commit.base != self._history.commit.base:
+            raise ContractMismatch(f"offline table of {self.contract.table}", "was built again")
+        self._history = history
+
+    def save(self, offsets: Mapping[str, int]) -> None:
+        """Commit the written rows to the table, with the offsets of the events that they include."""
+        if self._served:
+            log = PushLog(self._offline.root, self.contract.table, self._offline.storage_options)
+            log.append_streamed(self.contract, pa.concat_tables(self._served))
+            self._served = []
+        if self.unsaved:
+            position = StreamPosition(self.watermark, {self.source.name: dict(offsets)})
+            self._offline.replace_rows(self.contract, self._written, self._removed, position)
+            self._history = self._offline.history(self.contract)
+            self._written, self._removed = self._written.slice(0, 0), self._removed.slice(0, 0)
+
+    def _lowest(self, known: int, event: int | None) -> int:
+        """Return the earliest event time of a row that an event with this known time can change."""
+        if not self._returns_known:
+            return known - self.contract.delay
+        return (known - self._reach if event is None else event) - self._reach
+
+    def _compute(self, events: pa.Table, lowest: int) -> pa.Table:
+        tables = list(stream_view(self.view, self.contract, self._frames(events), (lowest, LAST)))
+        rows = [table for table in tables if len(table)]
+        if not rows:
+            return self._pending.slice(0, 0)
+        return canonical(self.contract, pa.concat_tables(rows))
+
+    def _frames(self, events: pa.Table) -> "Frames":
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        # PySpark infers no schema from an empty table.
+        empty = [] if len(events) else [from_arrow_schema(events.schema)]
+        frame = self._spark.createDataFrame([] if empty else events, *empty)
+        return {**self._others, self.source.name: frame.distinct()}
+
+    @staticmethod
+    def _known_from(rows: pa.Table, known: int) -> pa.Table:
+        return rows.filter(pc.greater_equal(rows["known_at"], _time(known)))
+
+    def _stored(self, keys: pa.Table, known: int, lowest: int) -> pa.Table:
+        """Return keys, times and content hashes of the written rows of these keys, known at `known` or later."""
+        import pyarrow.dataset as ds
+
+        data: Any = self._history.data
+        with self._offline.reading(self.contract.table):
+            stored = data.to_table(
+                self._columns,
+                (ds.field("event_timestamp") >= _time(lowest)) & (ds.field("known_at") >= _time(known)),
+            )
+        stored = stored.filter(has_key(stored, keys))
+        overruled = pa.concat_tables([self._written.select(self._names), self._removed])
+        stored = rows_not_in(stored, overruled.cast(stored.select(self._names).schema))
+        mine = self._known_from(self._written.filter(has_key(self._written, keys)), known).select(self._columns)
+        return pa.concat_tables([stored, mine.cast(stored.schema)])
+
+    def _write(self, rows: pa.Table, gone: pa.Table) -> None:
+        if len(self._written):
+            self._written = rows_without(self._written, pa.concat_tables([rows.select(self._names), gone]))
+        self._written = pa.concat_tables([self._written, rows])
+        self._removed = pa.concat_tables([rows_without(self._removed, rows.select(self._names)), gone])
+
+    def _latest(self, rows: pa.Table) -> pa.Table:
+        """Return the latest row of each key that counts now."""
+        now = _time(self._now())
+        rows = rows.filter(pc.and_(pc.less_equal(rows["known_at"], now), pc.less_equal(rows["event_timestamp"], now)))
+        order = [(name, "descending") for name in ("event_timestamp", "known_at", "content_hash")]
+        places = rows.select(self._columns).append_column("_row", pa.array(np.arange(len(rows)))).sort_by(order)
+        first = places.group_by(self._keys, use_threads=False).aggregate([("_row", "first")])["_row_first"]
+        return rows.take(first)
+
+    def _publish(self, rows: pa.Table, horizon: int | None) -> None:
+        if len(rows):
+            self.newest = max(self.newest or FIRST, int(micros(rows["known_at"]).max()))
+            write_rows(self._online, self.contract, rows, horizon)
+            accepted = pa.array(np.full(len(rows), self._now()), ACCEPTED.type)
+            self._served.append(rows.append_column(ACCEPTED, accepted))
+
+
+def rows_without(rows: pa.Table, identities: pa.Table) -> pa.Table:
+    return rows.take(_places(rows_not_in(_numbered(rows, identities.column_names), identities)))
+
+
+def _numbered(rows: pa.Table, names: list[str]) -> pa.Table:
+    return rows.select(names).append_column("_place", pa.array(np.arange(len(rows))))
+
+
+def _places(rows: pa.Table) -> pa.ChunkedArray:
+    return rows["_place"]
+
+
+def _time(micros: int) -> pa.Scalar:
+    return pa.scalar(micros, pa.timestamp("us", "UTC"))

@@ -1,0 +1,101 @@
+"""Check which views a stream can keep up to date: a key's rows must depend on its own earlier events alone."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.features.contract.schema import ViewContract
+from isthmus.features.days import FIRST, LAST
+from isthmus.features.definition.spec import FeatureView, Source
+from isthmus.features.errors import Problem, one_of
+from isthmus.features.streams.window import distinct_keys, has_key
+from isthmus.features.values.arrow import micros
+from isthmus.transforms.sources import narrow
+from isthmus.transforms.views.compute import Frames, stream_view
+from isthmus.transforms.views.difference import difference, sort_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KEYS = 3
+"""Keys whose rows are computed alone."""
+
+
+def streamed(view: FeatureView) -> list[Source]:
+    return [source for source in view.sources if source.stream is not None]
+
+
+def stream_problems(
+    spark: "SparkSession", view: FeatureView, contract: ViewContract, frames: Frames
+) -> Iterator[Problem]:
+    """Yield the reasons why `isthmus stream` cannot keep a view up to date.
+
+    Computes rows from the latest events of the source's data, for some keys, drawn with a fixed seed. `frames` has the
+    DataFrames of the view's sources.
+    """
+    where = f"view {view.name}"
+    sources = streamed(view)
+    source = sources[0]
+    if len(sources) > 1:
+        names = one_of(each.name for each in sources)
+        yield Problem(where, f"reads several streams ({names})", "one source with a stream", "split it into views")
+        return
+    if contract.lookback is None:
+        yield Problem(
+            where, f"reads the stream of {source.name} without a lookback", "lookback=timedelta(...)",
+            "declare how far before and after a row it reads; without a bound, every event needs all others",
+        )  # fmt: skip
+        return
+    columns = frames[source.name].columns
+    if missing := [key.name for key in contract.keys if key.name not in columns]:
+        yield Problem(f"{where}, source {source.name}", f"the stream has no column {missing[0]!r}",
+                      f"the join keys of the view among {one_of(columns)}",
+                      "add the key to the events, or leave stream= out")  # fmt: skip
+        return
+    yield from _drawn_problems(spark, where, view, contract, source, frames)
+
+
+def _drawn_problems(
+    spark: "SparkSession", where: str, view: FeatureView, contract: ViewContract, source: Source, frames: Frames
+) -> Iterator[Problem]:
+    timestamp, known = source.timestamp or "", source.known or source.timestamp or ""
+    from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
+
+    last = frames[source.name].agg(F.max(timestamp).alias("last")).toArrow()["last"]
+    if not last[0].is_valid:
+        return
+    end = int(micros(last)[0])
+    reach = contract.lookback or 0
+    events = narrow(frames[source.name], source, end - 2 * reach - 1, end + 1).toArrow()
+    names = [key.name for key in contract.keys]
+    keys = distinct_keys(events, names)
+    if not len(keys):
+        return
+    chosen = keys.take(pa.array(np.random.default_rng(0).permutation(len(keys))[:KEYS]))
+
+    def rows(part: pa.Table) -> pa.Table:
+        own: dict[str, Any] = {**frames, source.name: spark.createDataFrame(part)}
+        tables = list(stream_view(view, contract, own, (FIRST, LAST)))
+        return pa.concat_tables(tables) if tables else pa.table({})
+
+    complete = rows(events)
+    if not len(complete):
+        return
+    of_keys = complete.filter(has_key(complete, chosen))
+    alone = rows(events.filter(has_key(events, chosen)))
+    if found := difference(contract, sort_rows(contract, [of_keys]), sort_rows(contract, [alone])):
+        yield Problem(where, f"a key's rows depend on events of other keys: computed from its own events, {found}",
+                      "the same rows", "aggregate by the join keys, or leave stream= of its source out")  # fmt: skip
+        return
+    cut = int(np.median(micros(events[known])))
+    moment = pa.scalar(cut, pa.timestamp("us", "UTC"))
+    until = complete.filter(pc.less(complete["known_at"], moment))
+    before = rows(events.filter(pc.less(events[known], moment)))
+    before = before.filter(pc.less(before["known_at"], moment)) if len(before) else before
+    if found := difference(contract, sort_rows(contract, [until]), sort_rows(contract, [before])):
+        yield Problem(where, f"rows depend on events that became known after known_at: without them, {found}",
+                      f"rows that use only events whose {known} is not after known_at",
+                      f"compute times from {known}, return known_at, or declare a longer delay=")  # fmt: skip
