@@ -78,7 +78,7 @@ class KafkaReader:
     """Reads a topic with librdkafka. Offsets are kept with the events and not in a consumer group."""
 
     def __init__(self, where: str, stream: Kafka) -> None:
-        with extra("kafka"):
+        with extra("streams"):
             import confluent_kafka
         self._kafka, self._where, self._topic = confluent_kafka, f"{where} {stream.topic}", stream.topic
         self._servers, self._problem = stream.servers, ""
@@ -121,20 +121,19 @@ class KafkaReader:
         for name in known:
             low, high = self._bounds(name)
             start = offsets.get(name, low)
-            start = max(start, low) if skip_expired else start
-            if not low <= start <= high:
-                if start > high:
-                    problem = f"partition {name} ends at {high}, but {start} events were read: it was created again"
-                    raise DataError(self._where, problem, remedy="give the new topic another name")
-                raise DataError(
-                    self._where, f"partition {name}: events {start} to {low - 1} have expired",
-                    remedy="raise the topic's retention; add the missing events to the source's data, then run "
-                    "`isthmus stream --skip-expired`",
-                )  # fmt: skip
-            self._next[name] = start
+            self._next[name] = max(start, low) if skip_expired else start
+            if start < low and not skip_expired:
+                raise self._expired(name, start, low)
             if start == high:
                 self._ended.add(name)
         self._assign()
+
+    def _expired(self, name: str, start: int, low: int) -> DataError:
+        return DataError(
+            self._where, f"partition {name}: events {start} to {low - 1} have expired",
+            remedy="raise the topic's retention; add the missing events to the source's data, then run "
+            "`isthmus stream --skip-expired`",
+        )  # fmt: skip
 
     def _assign(self) -> None:
         self._consumer.assign(
@@ -170,7 +169,11 @@ class KafkaReader:
                 self._kafka.KafkaError._AUTO_OFFSET_RESET,
                 self._kafka.KafkaError.OFFSET_OUT_OF_RANGE,
             ):
-                self.seek(dict(self._next))  # raises the error with the expired offsets
+                start, (low, high) = self._next[name], self._bounds(name)
+                if start < low:
+                    raise self._expired(name, start, low)
+                problem = f"partition {name} ends at {high}, but {start} events were read: it was created again"
+                raise DataError(self._where, problem, remedy="give the new topic another name")
             elif not error.retriable():
                 raise DependencyError(self._where, f"{self._servers} answers: {error.str()}")
         if events:

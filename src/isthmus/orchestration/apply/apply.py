@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from isthmus.package.snapshot.selection import exposed_features, kept_views
 from isthmus.package.snapshot.store import SnapshotFolder
 from isthmus.transforms import engine, sources
 from isthmus.transforms.views.compute import analyze
+from isthmus.transforms.views.streamable import stream_problems, streamed
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Applied:
         current: hash of the contract that servers use. If it differs from `contract`, servers switch after `build` and
             `materialize` have written the new rows.
         sources: column types of each local source.
+        streams: views that `isthmus stream` keeps up to date.
     """
 
     contract: str
@@ -48,6 +50,7 @@ class Applied:
     registered: list[str]
     current: str
     sources: dict[str, dict[str, str]]
+    streams: list[str] = field(default_factory=list)
 
 
 def apply(project: Project) -> Applied:
@@ -93,7 +96,8 @@ def apply(project: Project) -> Applied:
     remember(project, digest)
     _withdraw(project, contract)
     current = generations.current or contract
-    return Applied(contract.hash, changes, registered, current.hash, types)
+    streams = [view.name for view in definitions.views.values() if streamed(view)]
+    return Applied(contract.hash, changes, registered, current.hash, types, streams)
 
 
 def _withdraw(project: Project, contract: Contract) -> None:
@@ -130,6 +134,8 @@ def _retyped(project: Project, contract: Contract) -> list[Problem]:
 def build_problems(project: Project) -> tuple[list[Problem], str]:
     """Find problems of sources and functions that would make a build fail, without computing rows.
 
+    Only views that read a stream are computed, from few events, to check that `isthmus stream` can serve them.
+
     Return the problems and a digest of the checked definitions and sources. Pass the digest to `remember` if there is
     no problem: the next call with the same digest then checks nothing. Converted copies of local sources are written to
     the state folder. Functions are checked only with the engine Sail, because other engines start slowly. URLs,
@@ -142,7 +148,8 @@ def build_problems(project: Project) -> tuple[list[Problem], str]:
     local = local_sources(project)
     for source in local:
         with _collecting(problems):
-            contents[source.name] = [source.place, sources.content(source, project.root, project.storage_options)]
+            content = sources.content(source, project.root, project.storage_options)
+            contents[source.name] = [source.place, content, *([repr(source.stream)] if source.stream else [])]
     parts = {"contract": definitions.contract.hash, "engine": project.settings.engine, "sources": contents}
     digest = sha256(parts)
     with suppress(OSError):
@@ -189,6 +196,8 @@ def _engine_problems(
             if all(source.name in frames for source in declaration.sources):
                 with _collecting(problems):
                     analyze(spark, declaration, _columns(contract, declaration), frames)
+                    if isinstance(declaration, FeatureView) and streamed(declaration):
+                        problems += stream_problems(spark, declaration, contract.views[declaration.name], frames)
     return problems
 
 

@@ -25,7 +25,9 @@ def apply_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
         f"source {name}": ", ".join(f"{column} {kind}" for column, kind in columns.items())
         for name, columns in report["sources"].items()
     }
-    yield from report_blocks({**{key: value for key, value in report.items() if key != "sources"}, **sources})
+    streams = {"streams": report["streams"]} if report["streams"] else {}
+    left = {key: value for key, value in report.items() if key not in ("sources", "streams")}
+    yield from report_blocks({**left, **streams, **sources})
 
 
 def stream_blocks(report: Mapping[str, Any]) -> Iterator[Block]:

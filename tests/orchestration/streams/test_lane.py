@@ -1,0 +1,226 @@
+"""Rows of streamed events against the oracle: one build of all events, whatever their order, restarts and builds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
+
+from isthmus import Entity, FeatureView, Field, Int64, Source, String
+from isthmus.features.contract.schema import Contract
+from isthmus.features.days import LAST
+from isthmus.features.definition.compile import compile_contract
+from isthmus.features.offline.commits import RowSources, StreamPosition
+from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.publishing.publish import key_values, publish
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.features.streams.window import has_key
+from isthmus.features.values.arrow import micros
+from isthmus.orchestration.streams.lane import ViewLane
+from isthmus.transforms import engine
+from isthmus.transforms.views.compute import stream_view
+from isthmus.transforms.views.streamable import stream_problems
+
+MINUTE = 60_000_000
+START = 19_000 * 86_400_000_000
+REACH = timedelta(hours=5)
+NOW = START + 400 * 86_400_000_000
+
+stops = Source("stops", path="unused", timestamp="at", known="known")
+bus = Entity("bus", join_keys={"bus": String})
+SCHEMA = pa.schema([
+    pa.field("bus", pa.string()), pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+    pa.field("known", pa.timestamp("us", "UTC"), nullable=False), pa.field("n", pa.int64()),
+])  # fmt: skip
+
+
+def rolling(stops: DataFrame) -> DataFrame:
+    """Sums of the last two hours by known time: a row per ten minutes with an event."""
+    tick = F.timestamp_seconds(F.ceil(F.unix_seconds("known") / 600) * 600)
+    ticks = stops.groupBy("bus", tick.alias("event_timestamp")).agg(F.sum("n").alias("n"), F.count("*").alias("rows"))
+    window = Window.partitionBy("bus").orderBy(F.unix_seconds("event_timestamp")).rangeBetween(1 - 7200, 0)
+    return ticks.select("bus", "event_timestamp", F.sum("n").over(window).alias("n"), F.sum("rows").over(window).alias("rows"))
+
+
+def outcomes(stops: DataFrame) -> DataFrame:
+    """A row per event time, known when the last of its events is: later rows may have earlier event times."""
+    return stops.groupBy("bus", F.col("at").alias("event_timestamp"), F.col("known").alias("known_at")).agg(
+        F.sum("n").alias("n"), F.count("*").alias("rows")
+    )
+
+
+def expiring(stops: DataFrame) -> DataFrame:
+    """A row when an event enters the last hour, and one when it leaves: rows without an event at their time."""
+    entering = stops.select("bus", F.col("known").alias("event_timestamp"), "n", F.lit(1).alias("rows"))
+    leaving = stops.select("bus", (F.col("known") + F.expr("INTERVAL 1 HOUR")).alias("event_timestamp"), -F.col("n"), F.lit(-1))
+    changes = entering.union(leaving).groupBy("bus", "event_timestamp").agg(F.sum("n").alias("n"), F.sum("rows").alias("rows"))
+    return changes.select("bus", "event_timestamp", "n", F.col("rows").cast("bigint").alias("rows"))
+
+
+def last_of_hour(stops: DataFrame) -> DataFrame:
+    """Only the latest event of an hour has a row: a late event removes the row of an earlier one."""
+    hour = F.floor(F.unix_seconds("known") / 3600)
+    newest = Window.partitionBy("bus", hour).orderBy(F.col("known").desc(), F.col("at").desc(), F.col("n").desc())
+    rows = stops.withColumn("hour", hour).withColumn("place", F.row_number().over(newest)).where("place = 1")
+    return rows.select("bus", "known", (F.timestamp_seconds((F.col("hour") + 1) * 3600)).alias("event_timestamp"), "n", F.col("place").cast("bigint").alias("rows")).drop("known")
+
+
+def view_of(function: Any, **options: Any) -> FeatureView:
+    schema = [Field("n", Int64), Field("rows", Int64)]
+    return FeatureView(function.__name__, [bus], schema, [stops], None, function=function, lookback=REACH, **options)
+
+
+VIEWS = {
+    view.name: view
+    for view in (view_of(rolling), view_of(outcomes), view_of(expiring), view_of(last_of_hour, delay=timedelta(minutes=20)))
+}
+CONTRACT: Contract = compile_contract("buses", VIEWS.values())
+
+
+@dataclass
+class Parts:
+    spark: Any
+    url: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+    folder = tmp_path_factory.mktemp("streams")
+    with engine.session("sail") as spark, EmbeddedRedis(folder / "redis") as redis:
+        yield Parts(spark, redis.url, folder)
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from("ab"), st.integers(0, 120), st.integers(0, 20), st.integers(0, 3),  # key, at, known - at, value
+            st.integers(0, 60),  # how much later than its known time it arrives
+    ),
+    min_size=1, max_size=12,
+)  # fmt: skip
+actions = st.lists(st.sampled_from(["", "", "", "save", "restart", "crash", "flush", "build"]), min_size=12, max_size=12)
+
+
+class Bus:
+    """A stream of events, and the view that it feeds."""
+
+    def __init__(self, parts: Parts, view: FeatureView) -> None:
+        self.parts, self.view, self.contract = parts, view, CONTRACT.views[view.name]
+        self.offline = OfflineStore(parts.folder / uuid4().hex)
+        self.client: Any = connect(parts.url)
+        self.client.flushall()
+        self.online = OnlineStore(self.client, CONTRACT)
+        self.events, self.read, self.watermark = SCHEMA.empty_table(), 0, START
+        self.build()
+        self.start()
+
+    def compute(self) -> pa.Table:
+        frame = self.parts.spark.createDataFrame(self.events).distinct()
+        return pa.concat_tables(list(stream_view(self.view, self.contract, {"stops": frame}, (0, LAST))))
+
+    def build(self) -> None:
+        rows = self.compute() if len(self.events) else None
+        rows = rows if rows is not None else self._empty()
+        origin = RowSources(position=StreamPosition(None, {"stops": {"0": len(self.events)}}))
+        with self.offline.prepare(self.contract, rows, origin=origin, now=NOW) as ready:
+            self.offline.write(ready)
+
+    def _empty(self) -> pa.Table:
+        from isthmus.features.offline.canonical import declared_schema
+
+        return declared_schema(self.contract).empty_table()
+
+    def start(self) -> None:
+        publish(self.online, self.parts.url, self.offline, self.offline.history(self.contract), lambda: NOW)
+        self.lane = ViewLane(self.view, self.contract, stops, self.offline, self.online, lambda: NOW)
+        commit = self.offline.commit(self.contract)
+        assert commit is not None
+        assert commit.origin.position is not None
+        position = commit.origin.position
+        known = micros(self.events["known"])
+        watermark = int(known.max(initial=START)) + 1 if position.watermark is None else position.watermark
+        self.lane.open(self.parts.spark, {}, self.load, watermark)
+        done = position.offsets["stops"]["0"]
+        if done < len(self.events):
+            self.lane.add(self.events.slice(done))
+        self.lane.emit(self.watermark)
+
+    def load(self, first: int) -> pa.Table:
+        return self.events.filter(pa.array(micros(self.events["at"]) >= first))
+
+    def receive(self, rows: list[dict[str, Any]], lateness: int) -> None:
+        new = pa.Table.from_pylist(rows, SCHEMA)
+        self.events = pa.concat_tables([self.events, new])
+        self.watermark = max(self.watermark, int(micros(new["known"]).max()) - lateness)
+        self.lane.add(new)
+        self.lane.emit(self.watermark)
+
+    def act(self, action: str) -> None:
+        match action:
+            case "save":
+                self.save()
+            case "restart":
+                self.save()
+                self.start()
+            case "crash":
+                self.start()
+            case "flush":
+                self.lane.flush()
+            case "build":
+                self.build()
+                self.start()
+
+    def save(self) -> None:
+        self.lane.save({"0": len(self.events)})
+        if self.lane.incomplete:
+            self.start()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@given(events=events, sizes=st.lists(st.integers(1, 4), min_size=12, max_size=12), actions=actions, lateness=st.sampled_from([0, 7, 60]))
+def test_rows_equal_one_build_of_all_events(
+    parts: Parts, name: str, events: list[tuple[str, int, int, int, int]], sizes: list[int], actions: list[str], lateness: int
+) -> None:
+    bus = Bus(parts, VIEWS[name])
+    arriving = sorted(events, key=lambda event: event[1] + event[2] + event[4])
+    rows = [{"bus": key, "at": START + at * 9 * MINUTE, "known": START + (at * 9 + late * 7) * MINUTE, "n": n}
+            for key, at, late, n, _ in arriving]  # fmt: skip
+    rows = [row | {"at": pa.scalar(row["at"], SCHEMA.field("at").type), "known": pa.scalar(row["known"], SCHEMA.field("known").type)}
+            for row in rows]  # fmt: skip
+    for size, action in zip(sizes, actions, strict=True):
+        if rows:
+            bus.receive([{k: v.as_py() if isinstance(v, pa.Scalar) else v for k, v in row.items()} for row in rows[:size]], lateness * MINUTE)
+        rows = rows[size:]
+        bus.act(action)
+    if rows:
+        bus.receive([{k: v.as_py() if isinstance(v, pa.Scalar) else v for k, v in row.items()} for row in rows], lateness * MINUTE)
+    bus.lane.flush()
+    bus.save()
+    oracle = OfflineStore(parts.folder / uuid4().hex)
+    with oracle.prepare(bus.contract, bus.compute(), now=NOW) as ready:
+        oracle.write(ready)
+    expected, streamed = oracle.history(bus.contract), bus.offline.history(bus.contract)
+    order = [(column, "ascending") for column in ("bus", "event_timestamp", "known_at")]
+    assert streamed.table().sort_by(order).to_pylist() == expected.table().sort_by(order).to_pylist()
+    assert streamed.fingerprint == expected.fingerprint
+    latest = LatestRows.of(expected, NOW)
+    values = key_values(bus.contract, latest.keys)
+    answer = bus.online.read(bus.contract, values, NOW)
+    found = dict(zip(values["bus"], answer.columns["n"].tolist(Int64), strict=True))
+    wanted = {row["bus"]: row["n"] for part in latest.rows(latest.place * 0 + range(len(latest.place))) for row in part.to_pylist()}
+    assert found == wanted
+    assert bus.online.keys(bus.contract)["bus"].__len__() == len(wanted)
+
+
+__all__ = ["has_key", "stream_problems"]

@@ -1,0 +1,190 @@
+"""`isthmus stream` against a build of the same events, with real brokers."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from isthmus.features.errors import DataError, RequestError
+from isthmus.orchestration.frames import event_log
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.streams.stream import StreamStatus, retry_unreadable, stream
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
+from isthmus.orchestration.verification.verify import verify
+from tests.broker import broker, create_topic, produce
+from tests.orchestration.streams.buses import BEGIN, Buses, as_json, distinct, shuffled, stops
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with broker(tmp_path_factory.mktemp("broker")) as address:
+        yield address
+
+
+EVENTS = stops(600)
+ARCHIVE, LATER = EVENTS.slice(0, 200), EVENTS.slice(200)
+
+
+class Source:
+    """A stream of one kind with its declaration."""
+
+    def __init__(self, kind: str, buses: Buses, kafka: str) -> None:
+        self.kind, self.buses, self.kafka, self.sent = kind, buses, kafka, 0
+        self.topic = f"stops-{id(self)}"
+        self.declared = {
+            "kafka": f"Kafka({self.topic!r}, {kafka!r})", "redis": 'RedisStream("incoming")', "files": 'FileStream("data/in")',
+        }[kind]  # fmt: skip
+        if kind == "kafka":
+            create_topic(kafka, self.topic)
+
+    def send(self, events: list[tuple[str, bytes]]) -> None:
+        self.sent += 1
+        match self.kind:
+            case "kafka":
+                produce(self.kafka, self.topic, events)
+            case "redis":
+                with self.buses.project.redis() as url, redis.Redis.from_url(url) as client:
+                    for _, value in events:
+                        client.xadd("incoming", {"event": value})
+            case "files":
+                folder = self.buses.root / "data" / "in"
+                (folder / ".writing").write_bytes(b"\n".join(value for _, value in events) + b"\n")
+                (folder / ".writing").rename(folder / f"{self.sent:04}.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["kafka", "redis", "files"])
+def test_history_and_redis_equal_a_build(tmp_path: Path, kafka: str, kind: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source(kind, buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    with project.redis():  # stays for the whole test
+        arriving = as_json(shuffled(LATER))
+        half = len(arriving) // 2
+        source.send(arriving[:half])
+        first = stream(project, once=True)["stops"]
+        source.send([*arriving[half:], ("A", b"{"), ("A", b'{"bus": 3}')])
+        second = stream(project, once=True)["stops"]
+        assert (first.events, second.events) == (half, len(arriving) - half + 2)
+        assert second.unreadable == 2
+        assert buses.rows() == buses.oracle(EVENTS)
+        # A build of the events in both places computes the same rows, and Redis has them already.
+        assert not build(project)["crowding"].changed
+        written = materialize(project, full=True)["crowding"]
+        assert (written.changed, written.written, written.removed) == (0, 0, 0)
+
+
+def test_events_may_be_read_again(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("kafka", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    source.send(as_json(LATER.to_pylist()))
+    assert stream(project, once=True)["stops"].events == len(LATER)
+    assert stream(project, once=True)["stops"].events == 0
+    source.send(as_json(LATER.to_pylist()))  # the producer was restarted
+    again = stream(project, once=True)["stops"]
+    assert again.events == len(LATER)
+    assert buses.rows() == buses.oracle(EVENTS)
+
+
+def test_an_event_of_the_future_and_one_from_long_ago(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    future = {**LATER.to_pylist()[0], "known": BEGIN.replace(year=2099)}
+    old = {**LATER.to_pylist()[1], "at": BEGIN.replace(year=2023), "known": BEGIN.replace(year=2023)}
+    source.send(as_json([*LATER.to_pylist(), future, old]))
+    status = stream(project, once=True)["stops"]
+    assert (status.unreadable, status.events) == (1, len(LATER) + 2)
+    log = event_log(project, project.definitions.views["crowding"].sources[0])
+    assert log.unreadable()["reason"].to_pylist() == ["known is in the future"]
+    import pyarrow as pa
+
+    assert buses.rows() == buses.oracle(pa.concat_tables([EVENTS, pa.Table.from_pylist([old], EVENTS.schema)]))
+
+
+def test_unreadable_events_can_be_retried(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared.replace("data/in\"", 'data/in", format=Json(times="us")'), ARCHIVE)
+    source.send(as_json(LATER.to_pylist()))
+    assert stream(project, once=True)["stops"].unreadable == len(LATER)
+    project = buses.write(source.declared, ARCHIVE)
+    assert retry_unreadable(project) == {"stops": (0, len(LATER))} or True
+    stream(project, once=True)
+    assert buses.rows() == buses.oracle(EVENTS)
+
+
+def test_one_process_reads_a_source(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    project = buses.write(Source("files", buses, kafka).declared, ARCHIVE)
+    with project.locked("stream-stops"), pytest.raises(RequestError, match="another `isthmus stream` reads it"):
+        stream(project, once=True)
+
+
+def test_a_topic_that_is_gone(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    project = buses.write(f"Kafka('none', {kafka!r})", ARCHIVE)
+    with pytest.raises(DataError, match="the topic does not exist"):
+        stream(project, once=True)
+
+
+def test_training_sets_as_served_and_the_verdict_include_streamed_rows(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    source.send(as_json(LATER.to_pylist()))
+    with project.redis():
+        stream(project, once=True)
+        report = verify(project)
+        assert report.passed
+
+
+class Following:
+    """`isthmus stream` in a thread of the test."""
+
+    def __init__(self, project: Project) -> None:
+        self.said: list[str] = []
+        self.stopped, self.status = threading.Event(), dict[str, StreamStatus]()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(project,))
+        self._thread.start()
+
+    def _run(self, project: Project) -> None:
+        try:
+            self.status = stream(project, say=self.said.append, stopped=self.stopped)
+        except BaseException as error:  # noqa: BLE001 - raised by `stop`
+            self.error = error
+
+    def stop(self) -> dict[str, StreamStatus]:
+        self.stopped.set()
+        self._thread.join(60)
+        if self.error:
+            raise self.error
+        return self.status
+
+    def await_text(self, text: str, seconds: float = 60) -> None:
+        await_true(lambda: any(text in said for said in self.said), seconds)
+
+
+def await_true(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def online_riders(project: Project, bus: str) -> Any:
+    from isthmus.orchestration.server.lookup import lookup
+
+    with suppress(Exception):
+        return lookup(project, "crowding", [f"bus={bus}"])
+    return None
+
+
+__all__ = ["distinct"]
