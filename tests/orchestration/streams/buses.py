@@ -80,7 +80,8 @@ class Buses:
     def rows(self) -> list[dict[str, Any]]:
         contract = self.project.definitions.contract.views["crowding"]
         table = self.project.offline_store().history(contract).table()
-        return table.sort_by([("bus", "ascending"), ("event_timestamp", "ascending")]).to_pylist()
+        rows: list[dict[str, Any]] = table.sort_by([("bus", "ascending"), ("event_timestamp", "ascending")]).to_pylist()
+        return rows
 
     def oracle(self, events: pa.Table) -> list[dict[str, Any]]:
         """The rows of a build of the events, in a project of its own without a stream."""
@@ -97,7 +98,7 @@ def distinct(events: pa.Table) -> pa.Table:
 
 
 def stops(count: int, seed: int = 0) -> pa.Table:
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     rows = []
     for n in range(count):
         at = BEGIN + timedelta(seconds=n * 40)
@@ -108,11 +109,10 @@ def stops(count: int, seed: int = 0) -> pa.Table:
 
 def shuffled(events: pa.Table, seed: int = 0, minutes: int = 20) -> list[dict[str, Any]]:
     """The events out of order by up to `minutes`, a hundredth of them twice, and a hundredth later by hours."""
-    rng, arriving = random.Random(seed), []  # noqa: S311
+    rng, arriving = random.Random(seed), []
     for row in events.to_pylist():
         late = rng.uniform(3600, 4 * 3600) if rng.random() < 0.01 else rng.uniform(0, minutes * 60)
-        for _ in range(2 if rng.random() < 0.01 else 1):
-            arriving.append((row["known"] + timedelta(seconds=late), row))
+        arriving += [(row["known"] + timedelta(seconds=late), row)] * (2 if rng.random() < 0.01 else 1)
     return [row for _, row in sorted(arriving, key=lambda pair: pair[0])]
 
 

@@ -196,7 +196,7 @@ def _engine_problems(
             if all(source.name in frames for source in declaration.sources):
                 with _collecting(problems):
                     analyze(spark, declaration, _columns(contract, declaration), frames)
-                    if isinstance(declaration, FeatureView) and streamed(declaration):
+                    if spark and isinstance(declaration, FeatureView) and streamed(declaration):
                         problems += stream_problems(spark, declaration, contract.views[declaration.name], frames)
     return problems
 
