@@ -14,6 +14,7 @@ import pytest
 
 import isthmus
 from isthmus import (
+    Avro,
     Bag,
     Causal,
     Classes,
@@ -25,18 +26,23 @@ from isthmus import (
     FeatureService,
     FeatureView,
     Field,
+    FileStream,
     Gate,
     Image,
     Int64,
     IsthmusError,
+    Json,
+    Kafka,
     Lora,
     MobileNet,
     Monitor,
     Onnx,
     Picture,
     Pretrained,
+    Protobuf,
     PrunedEncoder,
     Rank,
+    RedisStream,
     RequestSource,
     RequestTransform,
     Search,
@@ -79,7 +85,14 @@ PARTS: dict[Any, dict[str, Any]] = {
     Field: {"name": "total", "dtype": Int64, "available": "device", "description": "", "tolerance": 0.0, "size": None},
     Entity: {"name": "customer", "join_keys": {"id": Int64}, "description": ""},
     Source: {"name": "payments", "path": "payments.csv", "timestamp": None, "known": None, "null_values": [""],
-             "delta": "", "iceberg": "", "sql": "", "connection": "", "version_sql": ""},
+             "delta": "", "iceberg": "", "sql": "", "connection": "", "version_sql": "", "stream": None,
+             "lateness": timedelta(0)},
+    Kafka: {"topic": "payments", "servers": "localhost:9092", "format": Json(), "properties": {}},
+    RedisStream: {"key": "payments", "format": Json(), "connection": "", "member": "event"},
+    FileStream: {"folder": "incoming", "format": Json()},
+    Json: {"times": "iso"},
+    Avro: {"schema": "payment.avsc", "registry": ""},
+    Protobuf: {"descriptors": "payments.pb", "message": "Payment", "framed": False, "times": "iso"},
     FeatureView: {"name": "orders", "entities": [CUSTOMER], "schema": [Field("total", Int64)], "sources": [PAYMENTS],
                   "ttl": None, "delay": timedelta(0), "function": orders, "description": "", "expectations": [],
                   "lookback": None, "lateness": timedelta(0), "version": 1, "owner": ""},
@@ -165,6 +178,9 @@ def _declared(value: Any, kind: Any) -> list[Any]:
         Search: lambda: Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE, search=value),
         Monitor: lambda: Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE, monitor=value),
     }
+    if kind in (Json, Avro, Protobuf, Kafka, RedisStream, FileStream):
+        stream = Kafka("payments", "localhost:9092", value) if kind in (Json, Avro, Protobuf) else value
+        return [view, Source("events", path="events.parquet", timestamp="at", stream=stream)]
     if kind in vars(Expect).values():
         return [FeatureView("more", [CUSTOMER], [Field("total", Int64)], [PAYMENTS], None, function=orders,
                             expectations=[value])]  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Source, Spine
@@ -16,9 +16,6 @@ from isthmus.transforms import engine, sources
 from isthmus.transforms.sources import Landed
 from isthmus.transforms.tables.table import Within
 from isthmus.transforms.views.compute import Frames
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
@@ -66,9 +63,7 @@ def _copy(project: Project, source: Source, within: Within, folder: Path, cluste
     return replace(landed, events=sources.land_events(source, log, within, folder), offsets=offsets)
 
 
-def read_sources(
-    project: Project, spark: "SparkSession", declared: Iterable[Source], folder: Path
-) -> dict[str, "DataFrame"]:
+def read_sources(project: Project, spark: Any, declared: Iterable[Source], folder: Path) -> dict[str, Any]:
     """Return a DataFrame of each source by name, without the events of streams. Copies are written to `folder`."""
     cluster = project.settings.engine.startswith("sc://")
     frames = {}

@@ -193,15 +193,22 @@ class Declarations:
             self._wrong(where, "the source has no timestamp=", "the column with the time of an event")
         if source.lateness < timedelta(0):
             self._wrong(where, f"lateness is {source.lateness}", "zero or more")
-        self.problems += type_problems(stream, f"{where}, ")
         format_ = stream.format
-        self.problems += type_problems(format_, f"{where}, ")
+        if wrong := type_problems(stream, f"{where}, ") or type_problems(format_, f"{where}, "):
+            self.problems += wrong
+            return
         if (times := getattr(format_, "times", "iso")) not in _TIMES:
             self._wrong(f"{where}, times", repr(times), one_of(_TIMES))
         if isinstance(format_, Avro) and bool(format_.schema) == bool(format_.registry):
             actual = "has a schema file and a registry" if format_.schema else "has no schema"
             self._wrong(f"{where}, Avro", actual, "schema= or registry=")
-        if isinstance(stream, Kafka):
+        if isinstance(stream, Kafka) and not all(
+            isinstance(text, str) for pair in stream.properties.items() for text in pair
+        ):
+            self._wrong(
+                f"{where}, properties", "have a name or value that is not a text", 'texts like {"client.id": "isthmus"}'
+            )
+        elif isinstance(stream, Kafka):
             secret = [name for name, value in stream.properties.items()
                       if name.endswith(_SECRET) and "${" not in value]  # fmt: skip
             for name in secret:

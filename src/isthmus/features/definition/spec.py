@@ -86,9 +86,10 @@ class Source:
             `postgresql://USER:PASSWORD@HOST/DATABASE`, or `duckdb:FILE`.
         version_sql: query whose result changes whenever the rows of `sql` change. Without it, views that read
             PostgreSQL are recomputed by every build.
-        stream: where new rows arrive as events, for `isthmus stream`. The data above then hold the earlier rows, and
-            determine the columns. Rows that are equal in all columns are one event. Not part of the contract.
-        lateness: how long `isthmus stream` waits for events that arrive out of order, by their known times. Later
+        stream: stream on which new rows arrive as events, for `isthmus stream`. The data named above then hold the
+            earlier rows, and determine the columns. Rows that are equal in all columns are one event. Not part of the
+            contract.
+        lateness: time that `isthmus stream` waits for events that arrive out of order, by their known times. Later
             events correct rows that were published before.
     """
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import click
 
 GROUPS = {
-    "Commands": ("init", "status", "dev", "apply", "build", "materialize", "distill", "verify", "serve"),
+    "Commands": ("init", "status", "dev", "apply", "build", "materialize", "stream", "distill", "verify", "serve"),
     "Groups": ("features", "pushes", "model", "package", "deploy", "answers", "infra", "keys", "contract"),
 }
 

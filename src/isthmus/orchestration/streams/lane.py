@@ -1,7 +1,7 @@
 """A view that a stream keeps up to date: the rows that new events change, and their way to Redis and the table."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +21,7 @@ from isthmus.features.publishing.publish import write_rows
 from isthmus.features.streams.window import EventWindow, distinct_keys, has_key
 from isthmus.features.values.arrow import micros
 from isthmus.transforms.views.compute import Frames, returns_known, stream_view
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from isthmus.transforms.views.events import events_frame
 
 # The rules, with K the known time of a new event, and L the view's look-back:
 #
@@ -66,7 +64,7 @@ class ViewLane:
         self._incomplete = False
         self.newest: int | None = None
 
-    def open(self, spark: "SparkSession", others: Frames, load: Callable[[int], pa.Table], watermark: int) -> None:
+    def open(self, spark: Any, others: Frames, load: Callable[[int], pa.Table], watermark: int) -> None:
         """Start from the rows of the table, and the events that the next rows may depend on.
 
         `others` are the DataFrames of the sources without a stream. `load` returns the events of the stream's source
@@ -208,12 +206,7 @@ class ViewLane:
         return canonical(self.contract, pa.concat_tables(rows))
 
     def _frames(self, events: pa.Table) -> "Frames":
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        # PySpark infers no schema from an empty table.
-        empty = [] if len(events) else [from_arrow_schema(events.schema)]
-        frame = self._spark.createDataFrame([] if empty else events, *empty)
-        return {**self._others, self.source.name: frame.distinct()}
+        return {**self._others, self.source.name: events_frame(self._spark, events)}
 
     @staticmethod
     def _known_from(rows: pa.Table, known: int) -> pa.Table:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from threading import Event as Signal
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -32,13 +32,8 @@ from isthmus.orchestration.streams.lane import ViewLane
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.transforms import engine
-from isthmus.transforms.sources import narrow
+from isthmus.transforms.views.events import columns_of, events_of, latest
 from isthmus.transforms.views.streamable import streamed
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from isthmus.transforms.views.compute import Frames
 
 BATCH = 20_000
 """Most events of a micro-batch."""
@@ -241,7 +236,7 @@ class _Source:
     """A stream's reader, its table of events, and the views that it feeds."""
 
     def __init__(  # noqa: PLR0913 - the parts of a run
-        self, project: Project, contract: Contract, source: Source, spark: "SparkSession", folder: Path,
+        self, project: Project, contract: Contract, source: Source, spark: Any, folder: Path,
         online: OnlineStore, url: str, skip_expired: bool,
     ) -> None:  # fmt: skip
         assert source.stream is not None  # noqa: S101 - only such sources
@@ -252,8 +247,8 @@ class _Source:
         self._lateness = int(source.lateness / MICROSECOND)
         self.reader: StreamReader = open_reader(source.name, source.stream, project.root, url)
         self._log: EventLog = event_log(project, source)
-        self._archive: DataFrame = read_sources(project, spark, [source], folder)[source.name]
-        self._decoder = _decoder(project, source, self._archive.limit(0).toArrow().schema)
+        self._archive = read_sources(project, spark, [source], folder)[source.name]
+        self._decoder = _decoder(project, source, columns_of(self._archive))
         self.reader.seek(self._log.read_until().offsets, skip_expired=skip_expired)
         self._partitions = self.reader.partitions()
         self._heard = dict.fromkeys(self._partitions, time.monotonic())
@@ -267,7 +262,7 @@ class _Source:
         """Open the views, and process the events that their tables lack."""
         read = self._log.read_until()
         for view in views:
-            others: Frames = read_sources(
+            others = read_sources(
                 self._project, self._spark, [each for each in view.sources if each.stream is None], self._folder
             )
             compiled = self._contract.views[view.name]
@@ -285,15 +280,13 @@ class _Source:
             self._rows[view.name] = 0
 
     def _newest(self, read: ReadUntil) -> int:
-        from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
-
-        last = micros(self._archive.agg(F.max(self._known).alias("last")).toArrow()["last"].drop_null())
-        return min(self._project.now(), max([*last.tolist(), *read.known.values()], default=FIRST) + 1)
+        last = latest(self._archive, self._known)
+        return min(self._project.now(), max(FIRST if last is None else last, *read.known.values(), FIRST) + 1)
 
     def load(self, first: int) -> pa.Table:
         """Return all events from a time on, of the source's data and of the stream."""
         schema, name = self._decoder.schema, self.source.timestamp or ""
-        archived = narrow(self._archive, self.source, first, LAST).toArrow().cast(schema)
+        archived = events_of(self._archive, self.source, first).cast(schema)
         start = pa.scalar(first, pa.timestamp("us", "UTC"))
         batches = [] if first >= LAST else list(self._log.rows(schema.names, Days(first // DAY, LAST // DAY + 1)))
         events = pa.Table.from_batches([batch.select(schema.names).cast(schema) for batch in batches], schema)

@@ -13,9 +13,9 @@ from isthmus.features.definition.spec import FeatureView, Source
 from isthmus.features.errors import Problem, one_of
 from isthmus.features.streams.window import distinct_keys, has_key
 from isthmus.features.values.arrow import micros
-from isthmus.transforms.sources import narrow
 from isthmus.transforms.views.compute import Frames, stream_view
 from isthmus.transforms.views.difference import difference, sort_rows
+from isthmus.transforms.views.events import events_frame, events_of, latest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,14 +62,9 @@ def _drawn_problems(
     spark: "SparkSession", where: str, view: FeatureView, contract: ViewContract, source: Source, frames: Frames
 ) -> Iterator[Problem]:
     timestamp, known = source.timestamp or "", source.known or source.timestamp or ""
-    from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
-
-    last = frames[source.name].agg(F.max(timestamp).alias("last")).toArrow()["last"]
-    if not last[0].is_valid:
+    if (end := latest(frames[source.name], timestamp)) is None:
         return
-    end = int(micros(last)[0])
-    reach = contract.lookback or 0
-    events = narrow(frames[source.name], source, end - 2 * reach - 1, end + 1).toArrow()
+    events = events_of(frames[source.name], source, end - 2 * (contract.lookback or 0) - 1, end + 1)
     names = [key.name for key in contract.keys]
     keys = distinct_keys(events, names)
     if not len(keys):
@@ -77,7 +72,7 @@ def _drawn_problems(
     chosen = keys.take(pa.array(np.random.default_rng(0).permutation(len(keys))[:KEYS]))
 
     def rows(part: pa.Table) -> pa.Table:
-        own: dict[str, Any] = {**frames, source.name: spark.createDataFrame(part)}
+        own: dict[str, Any] = {**frames, source.name: events_frame(spark, part)}
         tables = list(stream_view(view, contract, own, (FIRST, LAST)))
         return pa.concat_tables(tables) if tables else pa.table({})
 
