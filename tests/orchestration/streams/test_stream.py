@@ -12,18 +12,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 
+from isthmus.features import clock
 from isthmus.features.errors import DataError, DependencyError, RequestError
+from isthmus.features.pointintime.served import served_history
+from isthmus.features.types import Int64
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.frames import event_log
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.collect import collect
+from isthmus.orchestration.recording.replay import replay, require_same
+from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.orchestration.streams.stream import StreamStatus, retry_unreadable, stream
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.verify import verify
 from tests.broker import broker, create_topic, produce
+from tests.orchestration.server.served import served
 from tests.orchestration.streams.buses import BEGIN, Buses, as_json, distinct, shuffled, stops
 from tests.servers import redis_server
 
@@ -143,15 +151,35 @@ def test_a_topic_that_is_gone(tmp_path: Path, kafka: str) -> None:
         stream(project, once=True)
 
 
-def test_training_sets_as_served_and_the_verdict_include_streamed_rows(tmp_path: Path, kafka: str) -> None:
+def test_the_verdict_recorded_answers_and_sets_as_served_include_streamed_rows(tmp_path: Path, kafka: str) -> None:
     buses = Buses(tmp_path / "buses")
-    source = Source("files", buses, kafka)
+    source = Source("kafka", buses, kafka)
     project = buses.write(source.declared, ARCHIVE)
-    source.send(as_json(LATER.to_pylist()))
-    with project.redis():
-        stream(project, once=True)
-        report = verify(project)
-        assert report.passed
+    with (buses.root / "isthmus.toml").open("a") as settings:
+        settings.write("[server.record]\n")
+    project = buses.project
+    arriving = as_json(shuffled(LATER))
+    body = {"feature_service": "crowding", "entities": {"bus": list("ABCDE")}}
+    answers: list[tuple[int, list[Any]]] = []
+    with project.redis(), served(project, model=False) as http:
+        for n in range(5):
+            source.send(arriving[n * len(arriving) // 5 : (n + 1) * len(arriving) // 5])
+            stream(project, once=True)
+            answer = http.post("/get-online-features", json=body).json()
+            place = answer["metadata"]["feature_names"].index("riders")
+            answers.append((project.now(), answer["results"][place]["values"]))
+        assert len({str(values) for _, values in answers}) > 3
+        assert verify(project).passed
+    collect(project)
+    first, end = (clock.moment(at) for at in (answers[0][0] - 10**10, answers[-1][0] + 10**10))
+    report = replay(project, first=first, end=end)
+    require_same(report)
+    assert report.answers == 5
+    view = project.applied().views["crowding"]
+    history = served_history(project.offline_store(), view)
+    for at, values in answers:
+        rows = from_history(history, view, {"bus": list("ABCDE")}, np.full(5, at))
+        assert rows.columns["riders"].tolist(Int64) == values
 
 
 class Following:

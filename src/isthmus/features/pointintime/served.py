@@ -28,7 +28,7 @@ from isthmus.features.values.rows import RowCodec
 # lag of serving. Pushed rows in the history were readable from the time of their push: the decisions of Redis's scripts
 # are recomputed from the log of pushes.
 
-EVENT, PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)
+EVENT, KNOWN, PRESENT = Column("_event", UnixTimestamp), Column("_known", UnixTimestamp), Column("_present", Bool)
 """Extra columns of the history of readable rows. No feature has such a name: they begin with an underscore."""
 
 Order = tuple[int, int, int]
@@ -122,6 +122,7 @@ class ServedPushes:
 
     Attributes:
         rows: pushed rows by the time of their push.
+        content: content hash of each of these rows.
         keys: the m distinct keys of these rows.
     """
 
@@ -133,7 +134,7 @@ class ServedPushes:
         self.keys = self.rows.select(names).group_by(names).aggregate([]).combine_chunks()
         self._key = index_of_keys(self.keys, self.rows.select(names))
         values = {column.name: from_arrow(self.rows[column.name], column.dtype) for column in view.fields}
-        content = RowCodec(view).content(values, len(self.rows))
+        self.content = content = RowCodec(view).content(values, len(self.rows))
         times = (micros(self.rows[name]) for name in ("event_timestamp", "known_at"))
         self._order: list[Order] = list(zip(*(column.tolist() for column in (*times, content)), strict=True))
         self._accepted = self.rows[ACCEPTED.name].to_numpy()
@@ -189,9 +190,9 @@ def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
     """Replay the log of materializations and pushes, to find out which values of a view were served at any time.
 
     Return one row per change of a key. `event_timestamp` and `known_at` are the time since which lookups returned the
-    row. The column `EVENT` has the event time, and a null in the column `PRESENT` means that the key was removed at
-    that time. Raise DataError if the view was never materialized under its current definition, or a version of its
-    table that was materialized no longer exists.
+    row. The columns `EVENT` and `KNOWN` have the row's own times. They and the column `PRESENT` are null if the key was
+    removed at that time. Raise DataError if the view was never materialized under its current definition, or a version
+    of its table that was materialized no longer exists.
     """
     return _readable(offline, view, None, _push_log(offline, view).version())[0]
 
@@ -273,7 +274,7 @@ def _pushed(view: ViewContract, pushed: ServedPushes, moment: int) -> list[pa.Ta
     places = pushed.until(moment)
     if not len(places):
         return []
-    rows = pushed.rows.take(pa.array(places))
+    rows = pushed.rows.take(pa.array(places)).append_column("content_hash", pa.array(pushed.content[places]))
     accepted = rows[ACCEPTED.name].to_numpy()
     return [_past_rows(view, accepted, rows)]
 
@@ -282,7 +283,8 @@ def _past_rows(view: ViewContract, readable: int | Ints, rows: pa.Table) -> pa.T
     moment = pa.array(np.broadcast_to(np.asarray(readable, np.int64), len(rows))).cast(_TIME)
     columns = {"content_hash": np.zeros(len(rows), np.int64)} | dict(zip(rows.column_names, rows.columns, strict=True))
     if "event_timestamp" in columns:
-        columns |= {EVENT.name: columns["event_timestamp"], PRESENT.name: np.ones(len(rows), bool)}
+        columns |= {EVENT.name: columns["event_timestamp"], KNOWN.name: columns["known_at"]}
+        columns |= {PRESENT.name: np.ones(len(rows), bool)}
     columns |= {"event_timestamp": moment, "known_at": moment}
     schema = table_schema(_past(view))
     columns = {field.name: columns.get(field.name, pa.nulls(len(rows), field.type)) for field in schema}
@@ -290,7 +292,7 @@ def _past_rows(view: ViewContract, readable: int | Ints, rows: pa.Table) -> pa.T
 
 
 def _past(view: ViewContract) -> ViewContract:
-    return replace(view, fields=(*view.fields, EVENT, PRESENT), ttl=None)
+    return replace(view, fields=(*view.fields, EVENT, KNOWN, PRESENT), ttl=None)
 
 
 class _Comparison:

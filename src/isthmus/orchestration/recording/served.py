@@ -19,6 +19,7 @@ from isthmus.features.contract.diff import require_service
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import DataError, DependencyError, IsthmusError, PackageError
 from isthmus.features.offline.history import ViewHistory
+from isthmus.features.pointintime.served import EVENT, KNOWN, served_history
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.arrow import ARROW, micros
@@ -234,7 +235,7 @@ class ServedAnswers:
                 name: StoredRows(event[n], known[n], content[n], status[n], {})
                 for n, name in enumerate(first["views"]) if name in histories
             },
-            {name: from_history(own, contract.views[name], requests.keys, at) for name, own in histories.items()},
+            {name: self._rows(own, contract.views[name], requests.keys, at) for name, own in histories.items()},
         )  # fmt: skip
 
     def predictions(
@@ -256,6 +257,13 @@ class ServedAnswers:
             why = f"contract {known[:12]} is gone: neither the project nor a package has it"
             raise UnreadableAnswersError(Cause.CONTRACT, why)
         return contract
+
+    def _rows(self, history: ViewHistory, view: ViewContract, keys: Keys, at: Ints) -> StoredRows:
+        """Look up the rows of keys at times. Streamed rows count from the time at which they were written online."""
+        if history.commit.origin.position is None:
+            return from_history(history, view, keys, at)
+        served = self._once(("served", view.hash), lambda: served_history(self.offline, view))
+        return from_history(served, view, keys, at, times=(EVENT, KNOWN))
 
     def history(self, view: ViewContract) -> ViewHistory:
         return self._once(("history", view.hash), lambda: self.offline.history(view))
