@@ -1,6 +1,7 @@
 """The status of a project. `isthmus status` stores it for the server, and shows it on the terminal and on a page."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
 
 FILE = "status.json"
+STREAMS = "streams"
+STOPPED_SECONDS = 30.0
+"""Age of a stream's last state from which on it counts as stopped."""
 
 
 class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +117,47 @@ class SpoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     since: int | None
 
 
+class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a source's stream, which `isthmus stream` writes every second.
+
+    Attributes:
+        at: time of this state, in microseconds since 1970 UTC, by the system clock.
+        watermark: time before which all events were expected to have been read, in microseconds since 1970 UTC.
+        late: number of events that arrived after the watermark had passed their known time.
+        unreadable: number of events in the table of unreadable events.
+        events: number of events that this process has read.
+        lag: number of events not read yet, by partition.
+        events_per_second: rate over the last ten seconds.
+        rows: number of rows that this process has written, by view.
+        newest: known time of the newest row written online, by view, in microseconds since 1970 UTC.
+    """
+
+    at: int
+    watermark: int
+    late: int
+    unreadable: int
+    events: int
+    lag: dict[str, int]
+    events_per_second: float
+    rows: dict[str, int]
+    newest: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+    def write(self, state: Path, source: str) -> None:
+        write_atomically(state / STREAMS / f"{source}.json", msgspec.json.encode(self) + b"\n")
+
+    @classmethod
+    def read_all(cls, state: Path) -> "dict[str, StreamStatus]":
+        """Read the states of all streams by source, from a project's state folder. Leaves out unreadable files."""
+        found = {}
+        for file in sorted((state / STREAMS).glob("*.json")):
+            with suppress(OSError, msgspec.MsgspecError):
+                found[file.stem] = msgspec.json.decode(file.read_bytes(), type=cls)
+        return found
+
+
 class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a project.
 
@@ -122,6 +167,7 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
         online: reason why Redis may evict rows; empty if it evicts nothing, or does not run.
         spool: recorded predictions that are not collected yet; None if servers record nothing.
         found_at: time when `isthmus status` ran, in microseconds since 1970 UTC, by the system clock.
+        streams: last state of each stream that was ever read, by source.
     """
 
     project: str
@@ -136,6 +182,7 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     current: str | None = None
     spool: SpoolStatus | None = None
     online: str = ""
+    streams: dict[str, StreamStatus] = {}
 
     @property
     def waiting(self) -> bool:
@@ -144,6 +191,10 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     def _unfinished(self, state: str) -> str:
         # The run may have ended since: say when it was in this state.
         return state if state == "canceled" else f"{state} at {minute(self.found_at)}"
+
+    def _reading(self, stream: StreamStatus) -> StyledText:
+        seconds = (self.found_at - stream.at) / 1e6
+        return good("reading") if seconds < STOPPED_SECONDS else bad(f"stopped at {minute(stream.at)}")
 
     def as_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = msgspec.to_builtins(self)
@@ -193,6 +244,19 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
         if self.spool is not None and self.spool.since is not None:
             text = f"Recorded answers wait since {minute(self.spool.since)}, {self.spool.bytes / 1e6:,.1f} MB"
             yield Paragraph(f"{text}. Run `isthmus answers collect` to collect them")
+        if self.streams:
+            yield TableBlock(
+                ["stream", "state", "not read", "events/s", "watermark", "late", "unreadable"],
+                [
+                    [
+                        name, self._reading(stream), f"{sum(stream.lag.values()):,}",
+                        f"{stream.events_per_second:,.0f}", minute(stream.watermark), f"{stream.late:,}",
+                        f"{stream.unreadable:,}",
+                    ]
+                    for name, stream in self.streams.items()
+                ],
+                numbers=["not read", "events/s", "late", "unreadable"],
+            )  # fmt: skip
         if self.models:
             yield TableBlock(
                 ["model", "training set", "student", "package", "verdict", "deployed"],

@@ -27,8 +27,8 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
     """Run Dagster and the project's API as child processes, for development, until Ctrl-C or SIGTERM; then return 0.
 
     `host` and `port` (default: `[dev] port` of isthmus.toml) are the address of the Dagster UI. Starts the embedded
-    Redis, too, unless the project uses another one. Collects pushed rows and recorded answers in this process. The
-    child processes log to `logs` in the state folder. Call it in the main thread, because it sets signal handlers.
+    Redis, too, unless the project uses another one. Collects pushed rows and recorded answers, and reads streams, in
+    this process. The child processes log to `logs` in the state folder. Call it in the main thread, because it sets signal handlers.
     Raise ConfigurationError if a port is in use or the definitions have errors, and DependencyError if Dagster is not
     installed or a child process exits.
     """
@@ -95,9 +95,13 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
 def _collecting(project: Project) -> Iterator[None]:
     from isthmus.orchestration.recording.collect import follow as follow_answers
     from isthmus.orchestration.server.collect import follow
+    from isthmus.orchestration.streams.stream import follow as follow_streams
+    from isthmus.transforms.views.streamable import streamed
 
     stopped = threading.Event()
     works = [follow] if project.settings.server.record is None else [follow, follow_answers]
+    if any(streamed(view) for view in project.definitions.views.values()):
+        works.append(follow_streams)
     threads = [threading.Thread(target=work, args=(project, _say, stopped), daemon=True) for work in works]
     for thread in threads:
         thread.start()

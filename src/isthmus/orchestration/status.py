@@ -18,7 +18,7 @@ from isthmus.features.online import loss
 from isthmus.features.online.pushes import Backlog
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.progress import Progress, silent
-from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus, SpoolStatus, ViewStatus
+from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus, SpoolStatus, StreamStatus, ViewStatus
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.orchestration.apply.diff import applied_contract
 from isthmus.orchestration.artifacts import Artifacts, contract_changes, verdict_file
@@ -72,6 +72,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
         current=current.hash if current else None,
         spool=_spool(project),
         online=losses.policy,
+        streams=StreamStatus.read_all(project.state),
     )
 
 

@@ -19,6 +19,7 @@ import redis
 from isthmus.features import clock
 from isthmus.features.errors import DataError, DependencyError, RequestError
 from isthmus.features.pointintime.served import served_history
+from isthmus.features.projectstatus import StreamStatus
 from isthmus.features.types import Int64
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.frames import event_log
@@ -26,7 +27,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.recording.replay import replay, require_same
 from isthmus.orchestration.recording.storedrows import from_history
-from isthmus.orchestration.streams.stream import StreamStatus, retry_unreadable, stream
+from isthmus.orchestration.streams.stream import retry_unreadable, stream
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.verify import verify

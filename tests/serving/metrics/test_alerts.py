@@ -23,6 +23,7 @@ from isthmus.features.production import (
     Week,
     production_file,
 )
+from isthmus.features.projectstatus import StreamStatus
 from tests.serving.metrics.test_metrics import LOOKUP, PREDICT
 from tests.serving.support import Server, make_package, wait
 
@@ -98,6 +99,9 @@ def exposed(watched: Server) -> Series:
     """Name to the labels of each series of a server that has been through everything."""
     (watched.contract.parent / "production" / "late").mkdir(parents=True)
     production_file(watched.contract.parent, "late").write_bytes(quality(digest_of(watched)).dumps())
+    stream = StreamStatus(at=1, watermark=1, late=0, unreadable=0, events=1, lag={"0": 3}, events_per_second=1.0,
+                          rows={}, newest={})  # fmt: skip
+    stream.write(watched.contract.parent, "flights")
     assert watched.lookup(**LOOKUP).status_code == 200
     watched.deploy(make_package(watched.contract.parent / "shadow", weight=-1.0), share=0.0)
     wait(lambda: "candidate" in watched.http.get("/models").json()["models"][0], "the shadow")

@@ -118,7 +118,7 @@ def stream(
         for name, (moved, left) in run.retry_unreadable(opened, views).items():
             say(f"{name}: {moved:,} events are readable now, {left:,} are not")
     statuses = run.stream(opened, views, once=once, skip_expired=skip_expired, say=say, stopped=_stopped_by_signals())
-    report = {name: asdict(status) for name, status in statuses.items()}
+    report = {name: status.as_dict() for name, status in statuses.items()}
     present(report, partial(stream_blocks, report), as_json=as_json)
 
 

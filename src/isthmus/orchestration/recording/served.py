@@ -258,7 +258,9 @@ class ServedAnswers:
             raise UnreadableAnswersError(Cause.CONTRACT, why)
         return contract
 
-    def _rows(self, history: ViewHistory, view: ViewContract, keys: Keys, at: Ints) -> StoredRows:
+    def _rows(
+        self, history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints
+    ) -> StoredRows:
         """Look up the rows of keys at times. Streamed rows count from the time at which they were written online."""
         if history.commit.origin.position is None:
             return from_history(history, view, keys, at)

@@ -3,24 +3,24 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from threading import Event as Signal
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from isthmus.features import clock
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.schema import Contract
 from isthmus.features.days import DAY, FIRST, LAST, Days
 from isthmus.features.definition.spec import FeatureView, Source
 from isthmus.features.definition.streams import FileStream
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, RequestError, one_of
-from isthmus.features.files import scratch_folder, write_atomically
+from isthmus.features.files import scratch_folder
 from isthmus.features.online.store import OnlineStore
+from isthmus.features.projectstatus import StreamStatus
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.streams.events import EventLog, ReadUntil
 from isthmus.features.streams.formats import Decoder, Event, Unreadable
@@ -54,33 +54,6 @@ class _ChangedError(Exception):
 
 class _StorageError(Exception):
     """A table cannot be written at the moment."""
-
-
-@dataclass(frozen=True)
-class StreamStatus:
-    """The state of a source's stream, in a file that `isthmus status` and the metrics read.
-
-    Attributes:
-        watermark: time before which all events were expected to have been read, in microseconds since 1970 UTC.
-        late: events that arrived after the watermark had passed them, and corrected rows.
-        unreadable: events in the table of unreadable events.
-        events: number of events that this process has read.
-        lag: events of each partition that are not read yet.
-        events_per_second: over the last seconds.
-        at: time of this state.
-        rows: number of rows that this process has written, by view.
-        newest: known time of the newest row that was written, by view.
-    """
-
-    watermark: int
-    late: int
-    unreadable: int
-    events: int
-    lag: Mapping[str, int]
-    events_per_second: float
-    at: int
-    rows: Mapping[str, int] = field(default_factory=dict)
-    newest: Mapping[str, int] = field(default_factory=dict)
 
 
 def stream_views(project: Project, views: Sequence[str] | None = None) -> list[FeatureView]:
@@ -129,6 +102,19 @@ def stream(
             problem = str(error)
             if stopped.wait(_RETRY_SECONDS):
                 return {}
+
+
+def follow(project: Project, say: Callable[[str], None], stopped: Signal | None = None) -> None:
+    """Read the streams of all views until `stopped` is set, beside other work. Calls `say` with errors, raises none."""
+    stopped, problem = stopped or Signal(), ""
+    while not stopped.is_set():
+        try:
+            stream(Project(project.root), say=say, stopped=stopped)
+        except Exception as error:  # noqa: BLE001 - the user may correct the cause while the others work
+            if str(error) != problem:
+                say(f"the stream stopped: {error}")
+            problem = str(error)
+            stopped.wait(_RETRY_SECONDS)
 
 
 class _Run:
@@ -360,12 +346,12 @@ class _Source:
         rate = sum(count for _, count in recent) / max(1.0, now - recent[0][0]) if recent else 0.0
         newest = {lane.view.name: lane.newest for lane in self._lanes if lane.newest is not None}
         return StreamStatus(
-            read.watermark, read.late, self._unreadable, self._events, self.reader.lag(), round(rate, 1),
-            self._project.now(), dict(self._rows), newest,
+            at=clock.now(), watermark=read.watermark, late=read.late, unreadable=self._unreadable, events=self._events,
+            lag=self.reader.lag(), events_per_second=round(rate, 1), rows=dict(self._rows), newest=newest,
         )  # fmt: skip
 
     def report(self) -> None:
-        write_atomically(status_file(self._project, self.source.name), msgspec.json.encode(asdict(self.status())))
+        self.status().write(self._project.state, self.source.name)
 
 
 def _decoder(project: Project, source: Source, schema: pa.Schema) -> Decoder:
@@ -385,10 +371,6 @@ def _read(
         unreadable += [Unreadable(places[n], f"{known} is in the future") for n in future.nonzero()[0]]
         rows, places = rows.filter(pa.array(~future)), [places[n] for n in (~future).nonzero()[0]]
     return rows, places, unreadable
-
-
-def status_file(project: Project, source: str) -> Path:
-    return project.state / "streams" / f"{source}.json"
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from isthmus.serving.http.middleware import Observed
 from isthmus.serving.http.predict import PredictCall, PredictionService, reader_for
 from isthmus.serving.http.statuspage import deployed_models, page, status
 from isthmus.serving.lookup.lookup import Lookup, LookupInputs, TransformOutputs
-from isthmus.serving.metrics.gauges import ProductionGauges, SpoolGauges
+from isthmus.serving.metrics.gauges import ProductionGauges, SpoolGauges, StreamGauges
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.recorder.columns import RecordedAnswer, stored_entries
@@ -79,6 +79,7 @@ class Handlers:
             settings.freshness_objective_seconds, settings.history_seconds,
         )  # fmt: skip
         self.metrics.gauges.production = ProductionGauges(Path(settings.deployment))
+        self.metrics.gauges.streams = StreamGauges(Path(settings.deployment).parent)
         latency = settings.latency
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = PredictionService(self._store, settings.limits, self.metrics, self._at)
@@ -280,8 +281,9 @@ class Handlers:
         # Use a thread because the file system may be slow.
         if gauges.production is not None and model is not None:
             await asyncio.to_thread(gauges.production.look, model.deployment.model)
-        if gauges.spool is not None:
-            await asyncio.to_thread(gauges.spool.look)
+        for part in (gauges.spool, gauges.streams):
+            if part is not None:
+                await asyncio.to_thread(part.look)
         body, kind = self.metrics.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
 

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from isthmus.features import clock
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.production import PackageQuality, Production, Quality, production_file
+from isthmus.features.projectstatus import StreamStatus
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.metrics.counters import Tally
 from isthmus.serving.recorder.spool import SpoolBacklog, waiting
@@ -57,6 +58,45 @@ class SpoolGauges:
             "Time that recorded answers have been waiting to be collected, exact to a minute; 0 without any.",
             value=0.0 if since is None else max(time.time() - since, 0.0),
         )
+
+
+class StreamGauges:
+    """Gauges of the streams of a project, from the files that `isthmus stream` writes to its state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._streams: Mapping[str, StreamStatus] = {}
+
+    def look(self) -> None:
+        self._streams = StreamStatus.read_all(self._state)
+
+    def collect(self) -> Iterator[Metric]:
+        lag = GaugeMetricFamily(
+            "isthmus_stream_lag_events", "Events of a stream that are not read yet.", labels=["source", "partition"]
+        )
+        measures: list[tuple[GaugeMetricFamily, Callable[[StreamStatus], float]]] = [
+            (_of_stream("age_seconds", "Time since `isthmus stream` has last written its state."),
+             lambda each: max(time.time() - each.at / 1e6, 0.0)),
+            (_of_stream("watermark_timestamp_seconds", "Time before which all events were expected to have been read."),
+             lambda each: each.watermark / 1e6),
+            (_of_stream("late_events", "Events that arrived after the watermark had passed their known time."),
+             lambda each: each.late),
+            (_of_stream("unreadable_events", "Events in the table of unreadable events."),
+             lambda each: each.unreadable),
+            (_of_stream("events_per_second", "Events read per second, over ten seconds."),
+             lambda each: each.events_per_second),
+        ]  # fmt: skip
+        for source, stream in self._streams.items():
+            for partition, events in stream.lag.items():
+                lag.add_metric([source, partition], events)
+            for family, value in measures:
+                family.add_metric([source], value(stream))
+        if self._streams:
+            yield from (lag, *(family for family, _ in measures))
+
+
+def _of_stream(name: str, documentation: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"isthmus_stream_{name}", documentation, labels=["source"])
 
 
 class ProductionGauges:
@@ -123,6 +163,7 @@ class Gauges(Collector):
     history_objective: float = HISTORY_SECONDS
     production: ProductionGauges | None = None
     spool: SpoolGauges | None = None
+    streams: StreamGauges | None = None
     rows: Mapping[str, ViewRows] = field(default_factory=dict)
     earlier: Mapping[str, ViewRows] = field(default_factory=dict)
     ready: bool = False
@@ -157,8 +198,9 @@ class Gauges(Collector):
             "isthmus_history_objective_seconds", "Time in which pushed rows should reach the history of their view.",
             value=self.history_objective,
         )  # fmt: skip
-        if self.spool is not None:
-            yield from self.spool.collect()
+        for part in (self.spool, self.streams):
+            if part is not None:
+                yield from part.collect()
         if contract is None:
             return
         yield from self._freshness(contract, served)
