@@ -29,8 +29,8 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
     `host` and `port` (default: `[dev] port` of isthmus.toml) are the address of the Dagster UI. Starts the embedded
     Redis, too, unless the project uses another one. Collects pushed rows and recorded answers, and reads streams, in
     this process. The child processes log to `logs` in the state folder. Call it in the main thread, because it sets
-    signal handlers. Raise ConfigurationError if a port is in use or the definitions have errors, and DependencyError if Dagster is not
-    installed or a child process exits.
+    signal handlers. Raise ConfigurationError if a port is in use or the definitions have errors, and DependencyError if
+    Dagster is not installed or a child process exits.
     """
     _require_free(host, project.settings.dev.port if port is None else port, "--port or [dev] port")
     _require_free(project.settings.server.host, project.settings.server.port, "[server] port")

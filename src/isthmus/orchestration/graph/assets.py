@@ -11,17 +11,21 @@ from typing import Any
 
 import dagster as dg
 
+from isthmus.features.projectstatus import StreamStatus
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.graph.resource import IsthmusResource, StepRunner
 from isthmus.orchestration.graph.steps import STEPS
 from isthmus.orchestration.graph.translator import IsthmusTranslator
 from isthmus.orchestration.steps.outline import ModelOutline, Outline, SnapshotOutline, ViewOutline
 from isthmus.orchestration.steps.step import AssetNode, Kind, Pool, Step
+from isthmus.orchestration.streams.steps import figures, running, version_of
 
 RESOURCE = "isthmus"
 _PRIORITIES: dict[Pool, str] = {"serve": "2", "engine": "1", "train": "0"}
 _SECONDS = 30
 _VERSION = "dagster/data_version"
+_STREAM = "isthmus/stream"
+_UNFINISHED = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED)
 
 
 class AssetGraph:
@@ -113,7 +117,7 @@ def build_definitions(
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,
-        sensors=_sensors(graph.outline, _source_keys(graph)),
+        sensors=[*_sensors(graph.outline, _source_keys(graph)), *_stream_sensors(graph)],
         resources={RESOURCE: resource or IsthmusResource(project=graph.outline.root)},
         # Steps start their own processes, so the executor does not have to.
         executor=dg.in_process_executor,
@@ -229,6 +233,40 @@ def _sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.Se
         return dg.SensorResult(asset_events=_new_observations(context.instance, outline, sources))
 
     return [look, follow]
+
+
+def _stream_sensors(graph: AssetGraph) -> list[dg.SensorDefinition]:
+    """Return a sensor that reads the streams, or shows the state of the `isthmus stream` that reads them."""
+    sources, state = graph.outline.streams, Path(graph.outline.root) / ".isthmus"
+    if not sources:
+        return []
+    key = graph.key("events")
+
+    @dg.sensor(
+        name="streams", description="Reads new events, unless `isthmus stream` does.", target=[key],
+        default_status=dg.DefaultSensorStatus.RUNNING if graph.outline.automation else dg.DefaultSensorStatus.STOPPED,
+        minimum_interval_seconds=_SECONDS,
+    )  # fmt: skip
+    def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        statuses = StreamStatus.read_all(state)
+        if running(statuses, sources):
+            shown = dg.AssetMaterialization(
+                key, metadata=_shown(figures(statuses)), tags={_VERSION: version_of(statuses)}
+            )
+            return dg.SensorResult(asset_events=[shown])
+        unfinished = dg.RunsFilter(tags={_STREAM: "true"}, statuses=[*_UNFINISHED])
+        if context.instance.get_runs_count(unfinished):
+            return dg.SensorResult()
+        return dg.SensorResult(run_requests=[dg.RunRequest(asset_selection=[key], tags={_STREAM: "true"})])
+
+    return [look]
+
+
+def _shown(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: dg.MetadataValue.timestamp(value["raw_value"]) if isinstance(value, Mapping) else value
+        for name, value in metadata.items()
+    }
 
 
 def _new_observations(

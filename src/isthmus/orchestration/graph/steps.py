@@ -14,6 +14,7 @@ from isthmus.orchestration.quality import steps as quality
 from isthmus.orchestration.recording import steps as recording
 from isthmus.orchestration.snapshots import steps as snapshots
 from isthmus.orchestration.steps.step import REPORT, Asset, Kind, NodeCheck, NodeMaterialization, Step, StepRequest
+from isthmus.orchestration.streams import steps as streams
 from isthmus.orchestration.tables import steps as tables
 from isthmus.orchestration.training import steps as training
 from isthmus.orchestration.verification import steps as verification
@@ -21,7 +22,7 @@ from isthmus.orchestration.verification import steps as verification
 if TYPE_CHECKING:
     from isthmus.orchestration.project import Project
 
-ROOMS = (apply, tables, quality, snapshots, recording, training, models, verification, attribution, monitoring)
+ROOMS = (apply, tables, streams, quality, snapshots, recording, training, models, verification, attribution, monitoring)
 STEPS: Mapping[str, Step] = {step.name: step for room in ROOMS for step in room.STEPS}
 ASSETS: Mapping[Kind, Asset[Any]] = {asset.kind: asset for step in STEPS.values() for asset in step.assets}
 _HIDDEN = {REPORT, "format", "name", "more"}  # report entries that are not useful as asset metadata

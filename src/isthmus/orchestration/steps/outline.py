@@ -7,7 +7,7 @@ import msgspec
 if TYPE_CHECKING:
     from isthmus.features.definition.spec import Source as DeclaredSource
 
-FORMAT = 7
+FORMAT = 8
 
 
 class CodeLocation(msgspec.Struct, frozen=True):
@@ -97,6 +97,7 @@ class Outline(msgspec.Struct, frozen=True):
         retrain: cron schedule for training; None trains only after drift.
         made_of: digest of the files and variables from which the outline was compiled.
         records: servers record answers.
+        streams: sources with a stream that a view reads.
     """
 
     project: str
@@ -112,4 +113,5 @@ class Outline(msgspec.Struct, frozen=True):
     made_of: str
     storage_options: dict[str, str] = {}
     records: bool = False
+    streams: tuple[str, ...] = ()
     format: int = FORMAT
