@@ -277,7 +277,7 @@ cosines and most powers may differ in their last bits.
 Times are in UTC. Texts can be compared, searched and concatenated; `lower` and `upper` refuse texts that are not ASCII.
 Arrays need a declared size: `Field("embedding", Array(Float32), size=64)`.
 
-| family | function | on | as Spark | elsewhere |
+| family | functions | on | as Spark | elsewhere |
 |---|---|---|---|---|
 """
 EXACT, FAR, KERNEL = "to the bit", "to the bit below 2**20", "last bits"
@@ -302,11 +302,15 @@ def page() -> str:
                 columns = dict(zip("abc", kinds, strict=False))
                 graphs.append(compile_columns({"z": function.written(*map(F.col, columns))}, columns).model)
             rows[function.family, function.name] = (words, max(ulps, function.ulps), graphs)
-    lines = []
+    alike: dict[tuple[str, str, str, str], list[str]] = {}
     for (family, name), (words, ulps, graphs) in rows.items():
-        shown = name.replace("|", "\\|")
-        close = f"{ulps} ulps" if ulps else EXACT
-        lines.append(f"| {family} | `{shown}` | {', '.join(words)} | {close} | {elsewhere(*graphs)} |")
+        kinds = ", ".join(kind for kind in KINDS if kind in words)
+        promise = (family, kinds, f"{ulps} ulps" if ulps else EXACT, elsewhere(*graphs))
+        alike.setdefault(promise, []).append(f"`{name}`".replace("|", "\\|"))
+    lines = [
+        f"| {family} | {', '.join(names)} | {kinds} | {close} | {other} |"
+        for (family, kinds, close, other), names in alike.items()
+    ]
     return _HEAD + "\n".join(lines) + "\n"
 
 
