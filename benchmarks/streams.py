@@ -7,6 +7,8 @@ own client in parts of 1,000. At the end the table is compared with a build of t
 
 The delay is measured at 500 events a second: from the call that sends an event until a lookup returns its count.
 
+A million events of 200 keys, read from files, show that memory and the number of files stay bounded.
+
 Run it on an idle machine.
 """
 
@@ -26,11 +28,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import redis
 from confluent_kafka import Producer
+from deltalake import DeltaTable
 from result import Comparison, at_least, at_most, more, note, options_parser, plain_figure, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.broker import broker, create_topic
+from tests.orchestration.streams.buses import BEGIN, SCHEMA, Buses
 from tests.servers import free_port, redis_server
 
 from isthmus.features.files import installed_path
@@ -45,7 +49,7 @@ from isthmus.orchestration.tables.build import build
 COLUMNS = {"carrier": pa.string(), "origin": pa.string(), "dest": pa.string(), "departed_at": pa.timestamp("us", "UTC"),
            "landed_at": pa.timestamp("us", "UTC"), "arr_delay": pa.int64(), "number": pa.int64()}  # fmt: skip
 WINDOWS = {"3h": 3 * 3600, "1d": 86400, "7d": 7 * 86400, "28d": 28 * 86400}
-DRAIN, DELAY, RESTART, TIMES = 5_000, (1.0, 2.0), 5.0, 5.0
+DRAIN, DELAY, RESTART, TIMES, FILES = 5_000, (1.0, 2.0), 5.0, 5.0, 300
 RATE = 500
 TOPIC = "flights"
 DEFINITIONS = """\
@@ -209,6 +213,48 @@ def drained(folder: Path, servers: str, events: pa.Table, first: int) -> list[Co
     ]
 
 
+def many(folder: Path, count: int) -> list[Comparison]:
+    """Read a million events of 200 keys and 100 days from files, and measure memory and the files of the tables."""
+    chance = np.random.default_rng(0)
+    at = int(BEGIN.timestamp() * 1e6) + np.sort(chance.integers(0, 100 * 86_400, count)) * 1_000_000
+    known = at + chance.integers(0, 300, count) * 1_000_000
+    late = (chance.random(count) < 0.01) * chance.integers(3_600, 36_000, count)
+    order = np.argsort(known + (chance.integers(0, 1_200, count) + late) * 1_000_000, kind="stable")
+    columns = [chance.integers(0, 200, count), at, known, chance.integers(0, 60, count), chance.random(count)]
+    table = pa.table([[f"bus {n}" for n in columns[0]], *columns[1:]], SCHEMA.names)
+    table = table.cast(
+        pa.schema([pa.field(f.name, pa.int64() if f.name in ("at", "known") else f.type) for f in SCHEMA])
+    )
+    table = table.cast(SCHEMA)
+    buses = Buses(folder / "many")
+    made = buses.write('FileStream("data/in", format=Json(times="us"))', table.slice(0, 1000))
+    for number, part in enumerate(np.array_split(order[order >= 1000], 50)):
+        lines = (
+            f'{{"bus":"bus {bus}","at":{a},"known":{k},"riders":{riders},"delay":{delay!r}}}'
+            for bus, a, k, riders, delay in zip(*(column[part].tolist() for column in columns), strict=True)
+        )
+        (folder / "many" / "data" / "in" / f"{number:02}.jsonl").write_text("\n".join(lines) + "\n")
+    memory = Memory()
+    memory.start()
+    began = time.perf_counter()
+    status = stream(made, once=True)["stops"]
+    taken = time.perf_counter() - began
+    memory.ended.set()
+    if buses.rows() != buses.oracle(table):
+        raise RuntimeError("the table differs from a build of the same events")
+    note(f"the table has the rows of a build of {count:,} events")
+    quarters = [float(part.max()) for part in np.array_split(np.array(memory.samples), 4)]
+    files = {
+        name: len(DeltaTable(f"{made.offline}/{name}").file_uris())
+        for name in ("crowding", "_streams/stops", "_pushed/crowding")
+    }
+    return [
+        plain_figure("events of 200 keys from files, by recomputation", "events/s", status.events / taken),
+        *(plain_figure(f"memory, {n}. quarter of {count:,} events", "MB", mb) for n, mb in enumerate(quarters, 1)),
+        at_most("files of the largest of three tables", "files", max(files.values()), FILES),
+    ]
+
+
 def feast_rows(folder: Path, rows: pa.Table) -> dict[str, float]:
     """Return how many rows a second Feast's client pushes, to its Redis store alone and to its file store, too."""
     from feast import Entity, FeatureStore, FeatureView, Field, FileSource, PushSource, RepoConfig, ValueType
@@ -333,6 +379,7 @@ def main() -> int:
     with TemporaryDirectory() as folder, broker(Path(folder)) as servers:
         comparisons = delays(Path(folder), servers, events, 20 if options.quick else 60)
         comparisons += drained(Path(folder), servers, events, 20_000)
+        comparisons += many(Path(folder), 100_000 if options.quick else 1_000_000)
     return report("streams", comparisons, as_json=options.json, quick=options.quick)
 
 
