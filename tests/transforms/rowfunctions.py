@@ -304,12 +304,12 @@ def page() -> str:
             rows[function.family, function.name] = (words, max(ulps, function.ulps), graphs)
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for (family, name), (words, ulps, graphs) in rows.items():
-        kinds = ", ".join(kind for kind in KINDS if kind in words)
-        promise = (family, kinds, f"{ulps} ulps" if ulps else EXACT, elsewhere(*graphs))
+        types = ", ".join(kind for kind in KINDS if kind in words)
+        promise = (family, types, f"{ulps} ulps" if ulps else EXACT, elsewhere(*graphs))
         alike.setdefault(promise, []).append(f"`{name}`".replace("|", "\\|"))
     lines = [
-        f"| {family} | {', '.join(names)} | {kinds} | {close} | {other} |"
-        for (family, kinds, close, other), names in alike.items()
+        f"| {family} | {', '.join(names)} | {types} | {close} | {other} |"
+        for (family, types, close, other), names in alike.items()
     ]
     return _HEAD + "\n".join(lines) + "\n"
 

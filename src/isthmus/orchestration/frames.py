@@ -77,8 +77,7 @@ def read_sources(project: Project, spark: Any, declared: Iterable[Source], folde
 def event_log(project: Project, source: Source) -> EventLog:
     """Return the table of the events of a source with a stream."""
     assert source.timestamp is not None  # noqa: S101 - checked with the declarations
-    known = source.known or source.timestamp
-    return EventLog(project.offline, source.name, source.timestamp, known, project.storage_options)
+    return EventLog(project.offline, source.name, source.timestamp, source.known_column, project.storage_options)
 
 
 @contextmanager

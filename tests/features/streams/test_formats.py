@@ -155,6 +155,14 @@ def test_an_unreadable_event_has_a_reason(tmp_path: Path, value: bytes, reason: 
     assert re.search(reason, unreadable[0].reason), unreadable[0].reason
 
 
+@pytest.mark.parametrize("time", [99999999999999999, -99999999999999999, 253402300800, 9223372036854775807])
+def test_a_time_that_no_column_holds_is_the_fault_of_its_event(tmp_path: Path, time: int) -> None:
+    good = plain(ROWS[0], round(AT.timestamp()))
+    rows, places, unreadable = decoder(Json("s"), tmp_path).rows(events([good, plain(ROWS[0], time), good]))
+    assert ([event.offset for event in places], len(rows), len(unreadable)) == ([0, 2], 2, 1)
+    assert unreadable[0].event.offset == 1
+
+
 def test_new_and_missing_members_are_fine(tmp_path: Path) -> None:
     rows, _, unreadable = decoder(Json(), tmp_path).rows(events([b'{"at": "2024-03-01T00:00:00Z", "color": "red"}']))
     assert not unreadable

@@ -133,8 +133,42 @@ def test_unreadable_events_can_be_retried(tmp_path: Path, kafka: str) -> None:
     source.send(as_json(LATER.to_pylist()))
     assert stream(project, once=True)["stops"].unreadable == len(LATER)
     project = buses.write(source.declared, ARCHIVE)
-    assert retry_unreadable(project) == {"stops": (len(LATER), 0)}
+    assert retry_unreadable(project) == {"stops": (len(LATER), [])}
     stream(project, once=True)
+    assert buses.rows() == buses.oracle(EVENTS)
+
+
+def test_events_that_become_readable_change_rows_that_were_saved(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared.replace('data/in"', 'data/in", format=Json(times="us")'), ARCHIVE)
+    micros = [
+        {**row, **{name: int(row[name].timestamp() * 1e6) for name in ("at", "known")}} for row in LATER.to_pylist()
+    ]
+    source.send(as_json(micros[::2]) + as_json(LATER.to_pylist()[1::2]))
+    assert stream(project, once=True)["stops"].unreadable == len(LATER) // 2
+    project = buses.write(source.declared, ARCHIVE)
+    assert retry_unreadable(project) == {"stops": (len(LATER) // 2, [])}
+    stream(project, once=True)
+    assert buses.rows() == buses.oracle(EVENTS)
+    written = materialize(project, full=True)["crowding"]
+    assert (written.changed, written.written, written.removed) == (0, 0, 0)
+
+
+def test_files_that_appear_later(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    source.sent = 9
+    source.send(as_json(LATER.slice(0, 200).to_pylist()))
+    with project.redis():
+        following = Following(project)
+        await_true(lambda: following_read_all(buses, 200))
+        source.sent = 1  # a name that sorts before the first one
+        source.send(as_json(LATER.slice(200).to_pylist()))
+        await_true(lambda: following_read_all(buses, 400))
+        following.stop()
+        stream(project, once=True)
     assert buses.rows() == buses.oracle(EVENTS)
 
 

@@ -113,6 +113,11 @@ class Source:
         return self.path or self.delta or self.iceberg or f"a query of {self.connection}"
 
     @property
+    def known_column(self) -> str:
+        """Column with the time a row could first be used: `known`, or `timestamp` without it; empty without both."""
+        return self.known or self.timestamp or ""
+
+    @property
     def csv(self) -> bool:
         suffixes = [suffix.lower() for suffix in PurePosixPath(self.path).suffixes]
         compressed = suffixes[-2:] in ([".csv", ".bz2"], [".csv", ".zst"])

@@ -7,7 +7,9 @@ from typing import Literal, TypeAlias
 
 @dataclass(frozen=True)
 class Json:
-    """Events as JSON objects, one column per member. Unknown members are ignored; missing ones are null.
+    """Events as JSON objects, one column per member. Unknown members are ignored.
+
+    Missing members are null. An event without one of the source's times is unreadable.
 
     Attributes:
         times: form of the time columns: ISO 8601 text with a time zone, or seconds, milliseconds or microseconds since
@@ -37,8 +39,10 @@ class Protobuf:
     Attributes:
         descriptors: file that `protoc --descriptor_set_out=FILE --include_imports` wrote, relative to the project.
         message: full name of the message, such as `flights.Landed`.
-        framed: events begin with the id of their schema in Confluent's registry, which is skipped.
-        times: form of number columns that hold times. `google.protobuf.Timestamp` needs none.
+        framed: True if events begin with a schema id of Confluent's registry. The id is skipped. The message must be
+            the first one of its schema file.
+        times: form of the time columns: "iso" for `google.protobuf.Timestamp`; seconds, milliseconds or microseconds
+            since 1970 UTC for numbers.
     """
 
     descriptors: str

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +17,19 @@ from isthmus.features.streams.formats import Event, Unreadable
 from isthmus.features.values.arrow import micros
 
 FOLDER, UNREADABLE = "_streams", "_unreadable"
-"""Never the name of a view: declared names begin with a letter."""
+"""Folders of the tables of events. The underscore cannot clash with a view's name."""
 PARTITION, OFFSET = pa.field("_partition", pa.string(), nullable=False), pa.field("_offset", pa.int64(), nullable=False)
-"""Place of an event in its stream. No column of a source that feeds a view needs such a name."""
+"""Position of an event in its stream. These column names are reserved."""
+RETRIED = "/retried"
+"""Partition of the events that were unreadable at first. No topic or folder has a partition of this name."""
 
 _METADATA = "isthmus.read"
-_LOOK_BACK = 20
-"""Commits to look through for the last commit of events; a compaction makes up to three others."""
+_COMMITS = 20
+"""Commits to search for the last commit of events; a compaction makes up to three others."""
 _TARGET_BYTES = 64 << 20
-"""Size from which on a file is not compacted again."""
+"""Files of this size are not compacted again."""
 _FILES = 64
-"""Files by which a table grows before it is compacted."""
+"""New files after which a table is compacted."""
 _UNREADABLE_SCHEMA = pa.schema(
     [PARTITION, OFFSET, pa.field("event", pa.binary()), pa.field("reason", pa.string()),
      pa.field("read_at", pa.timestamp("us", "UTC"))]
@@ -92,7 +94,7 @@ class EventLog:
             self._read = ReadUntil()
             with self._stored.reading():
                 table = self.open()
-                for count in range(_LOOK_BACK):
+                for count in range(_COMMITS):
                     if table is None:
                         break
                     entries = self._stored.commits(table, count + 1)
@@ -101,15 +103,18 @@ class EventLog:
                     if (text := entries[-1].get(_METADATA)) is not None:
                         self._read = ReadUntil(**json.loads(str(text)))
                         break
+                else:
+                    raise OSError(f"the last {_COMMITS} commits are not those of `isthmus stream`")
         return self._read
 
     def append(
-        self, rows: pa.Table, places: Sequence[Event], unreadable: Sequence[Unreadable], now: int,
+        self, rows: pa.Table, events: Sequence[Event], unreadable: Sequence[Unreadable], now: int,
         watermark: Callable[[Mapping[str, int]], int],
     ) -> None:  # fmt: skip
         """Append events in one commit with their offsets, so that each is stored once.
 
-        `rows` are the readable events at `places`. Unreadable events go to a table of their own first; their offsets
+        May also merge small files, and delete files that were merged more than an hour ago. `rows` are the rows of
+        `events`, the readable ones. Unreadable events go to a table of their own first; their offsets
         count as read, too. `now` is the time of reading, in microseconds since 1970 UTC. `watermark` computes the new
         watermark from the latest known time of each partition; it never goes back.
         """
@@ -117,14 +122,14 @@ class EventLog:
             self._set_aside(unreadable, now)
         before = self.read_until()
         offsets, known = dict(before.offsets), dict(before.known)
-        for event in (*places, *(each.event for each in unreadable)):
+        for event in (*events, *(each.event for each in unreadable)):
             offsets[event.partition] = max(offsets.get(event.partition, 0), event.offset + 1)
         times = micros(rows[self._known])
-        for event, time in zip(places, times.tolist(), strict=True):
+        for event, time in zip(events, times.tolist(), strict=True):
             known[event.partition] = max(known.get(event.partition, time), time)
         late = before.late + int(np.count_nonzero(times < before.watermark))
         self._commit(
-            self._placed(rows, places), ReadUntil(offsets, known, max(before.watermark, watermark(known)), late)
+            self._with_positions(rows, events), ReadUntil(offsets, known, max(before.watermark, watermark(known)), late)
         )
         self._compact()
 
@@ -137,10 +142,10 @@ class EventLog:
             raise
         self._read = read
 
-    def _placed(self, rows: pa.Table, places: Sequence[Event]) -> pa.Table:
+    def _with_positions(self, rows: pa.Table, events: Sequence[Event]) -> pa.Table:
         days = pa.array((micros(rows[self._timestamp]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
-        rows = rows.append_column(PARTITION, pa.array([event.partition for event in places], pa.string()))
-        rows = rows.append_column(OFFSET, pa.array([event.offset for event in places], pa.int64()))
+        rows = rows.append_column(PARTITION, pa.array([event.partition for event in events], pa.string()))
+        rows = rows.append_column(OFFSET, pa.array([event.offset for event in events], pa.int64()))
         return rows.append_column(DAY_COLUMN, days)
 
     def _compact(self) -> None:
@@ -163,18 +168,16 @@ class EventLog:
             yield from dataset(table, self._stored.path, only).to_batches(columns=[*names])
 
     def after(self, offsets: Mapping[str, int], names: Sequence[str]) -> pa.Table:
-        """Return the columns `names` of events at or after the offsets; of other partitions, all events."""
+        """Return the columns `names` of the events from these offsets on, and of all events of other partitions."""
         import pyarrow.dataset as ds
 
         with self._stored.reading():
             table = self.open()
-            assert table is not None  # noqa: S101 - the caller has its offsets
+            assert table is not None  # noqa: S101 - the caller has read its state
             wanted = ~ds.field(PARTITION.name).isin(pa.array(list(offsets), pa.string()))
             for name, offset in offsets.items():
                 wanted |= (ds.field(PARTITION.name) == name) & (ds.field(OFFSET.name) >= offset)
-            return dataset(table, self._stored.path).to_table(
-                columns=[*names, PARTITION.name, OFFSET.name], filter=wanted
-            )
+            return dataset(table, self._stored.path).to_table(columns=[*names], filter=wanted)
 
     def schema(self) -> pa.Schema | None:
         table = self.open()
@@ -201,22 +204,21 @@ class EventLog:
         if rows:
             self._unreadable.append(pa.Table.from_pylist(rows, _UNREADABLE_SCHEMA))
 
-    def retry(self, rows: pa.Table, places: Sequence[Event]) -> int:
-        """Move events that were unreadable, and are readable now, to the table of events. Return their number.
+    def retry(self, rows: pa.Table, events: Sequence[Event]) -> None:
+        """Move events that were unreadable, and are readable now, to the table of events. `rows` are their rows.
 
-        `rows` are the events at `places`. An event that an interrupted call has already moved is not added again.
+        If the call is interrupted, a second one may add events again, which changes no row: equal rows are one event.
         """
         if not len(rows):
-            return 0
-        stored = self.after({}, [])
-        pairs = set(zip(stored[PARTITION.name].to_pylist(), stored[OFFSET.name].to_pylist(), strict=True))
-        new = [n for n, event in enumerate(places) if (event.partition, event.offset) not in pairs]
-        if new:
-            self._commit(self._placed(rows.take(pa.array(new)), [places[n] for n in new]), self.read_until())
+            return
+        read = self.read_until()
+        first = read.offsets.get(RETRIED, 0)
+        places = [Event(RETRIED, first + n, b"") for n in range(len(rows))]
+        offsets = {**read.offsets, RETRIED: first + len(rows)}
+        self._commit(self._with_positions(rows, places), replace(read, offsets=offsets))
         table = self._unreadable.open(check=False)
         if table is None:
             raise DataError(f"events of {self.source}", "the table of unreadable events is gone")
-        moved = {(event.partition, event.offset) for event in places}
+        moved = {(event.partition, event.offset) for event in events}
         left = [row for row in self.unreadable().to_pylist() if (row[PARTITION.name], row[OFFSET.name]) not in moved]
         self._unreadable.commit(table, pa.Table.from_pylist(left, _UNREADABLE_SCHEMA), {}, mode="overwrite")
-        return len(new)

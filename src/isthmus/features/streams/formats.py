@@ -10,10 +10,20 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from isthmus.features import clock
+from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.streams import Avro, Format, Json, Protobuf
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, extra, first_line
+from isthmus.features.errors import (
+    ConfigurationError,
+    DataError,
+    DependencyError,
+    IsthmusError,
+    Problem,
+    extra,
+    first_line,
+)
 from isthmus.features.types import SCALARS
 from isthmus.features.values.arrow import ARROW
 
@@ -41,9 +51,9 @@ class Unreadable(NamedTuple):
 class Decoder:
     """Decodes the events of a source to Arrow rows.
 
-    `columns` are the types of the source's columns. Columns in `required`, the keys and times, must not be null.
-    Relative paths of schema files start from `root`. Raises ConfigurationError for a type that events cannot have or a
-    schema file that cannot be read, and DependencyError if the format's library is missing.
+    `columns` are the types of the source's columns. Columns in `required` (the times) must not be null. Relative paths
+    of schema files start from `root`. Raises ConfigurationError for a type that events cannot have or a schema file
+    that cannot be read, and DependencyError if the format's library is missing.
     """
 
     def __init__(self, source: str, columns: pa.Schema, required: Sequence[str], form: Format, root: Path) -> None:
@@ -51,30 +61,60 @@ class Decoder:
         self.schema = pa.schema([columns.field(n).with_nullable(columns.names[n] not in required)
                                  for n in range(len(columns))])  # fmt: skip
         self._scale = _SCALE.get("iso" if isinstance(form, Avro) else form.times)
+        # Columns may have names that Python's attributes cannot have.
         names = {f"f{n}": name for n, name in enumerate(columns.names)}
-        types = [(place, *self._type(columns.field(name), name in required)) for place, name in names.items()]
+        types = [(own, *self._type(columns.field(name), name in required)) for own, name in names.items()]
         kind = msgspec.defstruct("Event", [part for part in types if len(part) == 2]
                                  + [part for part in types if len(part) == 3], rename=names, kw_only=True)  # fmt: skip
         self._decode = self._decoder(form, kind, root)
-        self._places = list(names)
+        self._members = list(names)
 
     def rows(self, events: Sequence[Event]) -> tuple[pa.Table, list[Event], list[Unreadable]]:
-        """Return the rows of the readable events, these events in the same order, and the unreadable events."""
+        """Return the rows of the readable events, these events in the same order, and the unreadable events.
+
+        Raises DependencyError or DataError if the schema registry fails.
+        """
         decoded, readable, unreadable = [], [], list[Unreadable]()
         for event in events:
             try:
                 decoded.append(self._decode(event.value))
-            except (msgspec.MsgspecError, ValueError, TypeError, EOFError, LookupError, OverflowError) as error:
+            except IsthmusError:
+                raise
+            except Exception as error:  # noqa: BLE001 - an event may be anything, and must not stop the others
                 unreadable.append(Unreadable(event, first_line(error)))
             else:
                 readable.append(event)
-        columns = [self._column(decoded, place, field) for place, field in zip(self._places, self.schema, strict=True)]
-        return pa.table(columns, schema=self.schema), readable, unreadable
+        try:
+            return self._table(decoded), readable, unreadable
+        except (pa.ArrowException, OverflowError, ValueError):
+            # A value that no column can hold, such as a time beyond 64 bits: find the events, one by one.
+            reasons = [self._problem(each) for each in decoded]
+        unreadable += [Unreadable(event, why) for event, why in zip(readable, reasons, strict=True) if why]
+        kept = [n for n, why in enumerate(reasons) if not why]
+        return self._table([decoded[n] for n in kept]), [readable[n] for n in kept], unreadable
 
-    def _column(self, decoded: Sequence[Any], place: str, field: pa.Field) -> pa.Array:
-        values = [getattr(each, place) for each in decoded]
-        if pa.types.is_timestamp(field.type) and self._scale:
-            values = [None if value is None else value * self._scale for value in values]
+    def _problem(self, decoded: Any) -> str:
+        try:
+            self._table([decoded])
+        except (pa.ArrowException, OverflowError, ValueError) as error:
+            return first_line(error)
+        return ""
+
+    def _table(self, decoded: Sequence[Any]) -> pa.Table:
+        columns = [self._column(decoded, name, field) for name, field in zip(self._members, self.schema, strict=True)]
+        return pa.table(columns, schema=self.schema)
+
+    def _column(self, decoded: Sequence[Any], name: str, field: pa.Field) -> pa.Array:
+        values = [getattr(each, name) for each in decoded]
+        if pa.types.is_timestamp(field.type):
+            if self._scale:
+                values = [None if value is None else value * self._scale for value in values]
+            times = pa.array(values, field.type)
+            last = pc.max(times.cast(pa.int64())).as_py()
+            first = pc.min(times.cast(pa.int64())).as_py()
+            if last is not None and not FIRST <= first <= last <= LAST:
+                raise ValueError(f"{field.name} is outside the years 1 to 9999")
+            return times
         return pa.array(values, field.type)
 
     def _type(self, field: pa.Field, required: bool) -> tuple[Any, ...]:
@@ -190,8 +230,10 @@ def _members(message: Any) -> dict[str, Any]:
         value = getattr(message, field.name)
         if field.message_type is not None:
             stamp = field.message_type.full_name == "google.protobuf.Timestamp"
-            present = message.HasField(field.name) if not field.is_repeated else True
-            members[field.name] = _moment(value) if stamp and present else None
+            if field.is_repeated:
+                members[field.name] = [_moment(each) for each in value] if stamp else None
+            else:
+                members[field.name] = _moment(value) if stamp and message.HasField(field.name) else None
         elif field.is_repeated:
             members[field.name] = list(value)
         elif not field.has_presence or message.HasField(field.name):

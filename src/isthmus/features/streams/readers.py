@@ -1,4 +1,4 @@
-"""Readers of streams: they return events after given offsets, and know which partitions they have read to the end."""
+"""Readers of streams. They return the events from given offsets on, and know which partitions they have read."""
 
 import os
 import re
@@ -22,39 +22,42 @@ _REFRESH_SECONDS = 30.0
 """Seconds between two looks for new partitions."""
 _SILENCE_SECONDS = 10.0
 """Seconds to wait for the broker's list of partitions."""
-FILES = "files"
-"""The partition of all files of a `FileStream`, for the watermark."""
 
 
 class StreamReader(Protocol):
     """Reads the events of a stream in the order of each partition's offsets, from the offsets given to `seek`."""
 
     def partitions(self) -> list[str]:
-        """Return the names of all partitions, also of those without events."""
+        """Return the names of the partitions that are read, also of those without events."""
 
     def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
         """Continue with these offsets. A partition that is missing is read from its first event.
 
-        Raises DataError if events after an offset have expired, unless `skip_expired`, or if the stream was replaced.
+        Raises DataError if the stream does not exist. For Kafka, also raises DataError if events after an offset have
+        expired, unless `skip_expired`, or if the topic was created again. Entries that were trimmed from a Redis stream
+        are not noticed. Raises DependencyError if the broker does not answer.
         """
 
     def poll(self, limit: int, seconds: float) -> list[Event]:
-        """Return up to `limit` events. Wait up to `seconds` for the first one."""
+        """Return up to `limit` events that arrive within `seconds`.
+
+        Raises DataError if events expire before they are read, and DependencyError if the broker does not answer.
+        """
 
     def ended(self) -> set[str]:
         """Return the partitions whose events were all returned by `poll`."""
 
     def lag(self) -> dict[str, int]:
-        """Return the number of events of each partition that `poll` has not returned yet."""
+        """Return the number of events of each partition that `poll` has not returned yet; at most 10,000 for Redis."""
 
     def close(self) -> None: ...
 
 
 def open_reader(source: str, stream: Stream, root: Path, redis_url: str) -> StreamReader:
-    """Connect to a stream. `redis_url` is the project's online store; relative folders start from `root`.
+    """Return a reader of a stream. `redis_url` is the project's online store; relative folders start from `root`.
 
-    Raises ConfigurationError if an environment variable is missing, and DependencyError if the broker does not answer
-    or its library is missing. Raises DataError if the topic or folder does not exist.
+    Raises ConfigurationError if an environment variable is missing, DependencyError if a library is missing, and
+    DataError if a folder does not exist. Brokers are contacted later.
     """
     where = f"source {source}, stream"
     match stream:
@@ -96,6 +99,9 @@ class KafkaReader:
         self._looked = 0.0
 
     def partitions(self) -> list[str]:
+        return list(self._next)
+
+    def _existing(self) -> list[str]:
         try:
             metadata = self._consumer.list_topics(self._topic, timeout=_SILENCE_SECONDS)
         except self._kafka.KafkaException as error:
@@ -111,7 +117,7 @@ class KafkaReader:
         return [str(number) for number in sorted(topic.partitions)]
 
     def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
-        known = self.partitions()
+        known = self._existing()
         if gone := sorted(set(offsets) - set(known), key=int):
             raise DataError(
                 self._where, f"partitions {', '.join(gone)} no longer exist: the topic was created again",
@@ -151,7 +157,7 @@ class KafkaReader:
 
     def poll(self, limit: int, seconds: float) -> list[Event]:
         if time.monotonic() - self._looked > _REFRESH_SECONDS:
-            new = [name for name in self.partitions() if name not in self._next]
+            new = [name for name in self._existing() if name not in self._next]
             if new:
                 self._next |= dict.fromkeys(new, 0)
                 self._assign()
@@ -248,7 +254,10 @@ def _entry_id(offset: int) -> str:
 
 def _offset(name: bytes) -> int:
     moment, number = map(int, name.split(b"-"))
-    return moment * _SEQUENCE + min(number, _SEQUENCE - 1)
+    if number >= _SEQUENCE:
+        raise DataError(f"Redis stream, entry {name.decode()}", f"more than {_SEQUENCE:,} entries in a millisecond",
+                        remedy="let Redis choose the ids of entries")  # fmt: skip
+    return moment * _SEQUENCE + number
 
 
 class FileReader:

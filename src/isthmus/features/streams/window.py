@@ -8,11 +8,11 @@ from isthmus.features.values.arrow import micros
 
 
 class EventWindow:
-    """Events from a moving first time on. `timestamp` is the column with the time of an event.
+    """Events at or after a start time that moves forward. `timestamp` is the column with the time of an event.
 
     Attributes:
         events: the events, in any order, possibly with duplicates.
-        first: time of the earliest event that is kept, in microseconds since 1970 UTC.
+        first: start time, in microseconds since 1970 UTC. All events since then are in the window.
     """
 
     def __init__(self, events: pa.Table, timestamp: str, first: int) -> None:
@@ -26,13 +26,13 @@ class EventWindow:
             self.events = self.events.combine_chunks()
 
     def forget(self, first: int) -> None:
-        """Drop the events before `first`, once they are half of all."""
+        """Drop the events before `first` if they are more than half."""
         times = micros(self.events[self._timestamp])
         if np.count_nonzero(times < first) * 2 > len(times):
             self.events = self.events.filter(pa.array(times >= first)).combine_chunks()
             self.first = first
 
-    def of_keys(self, keys: pa.Table, first: int) -> pa.Table:
+    def with_keys(self, keys: pa.Table, first: int) -> pa.Table:
         """Return the events from `first` on that have one of the keys; `keys` has a column per join key."""
         events = self.events.filter(pa.array(micros(self.events[self._timestamp]) >= first))
         return events.filter(has_key(events, keys))
@@ -50,5 +50,6 @@ def has_key(rows: pa.Table, keys: pa.Table) -> pa.BooleanArray:
 
 
 def distinct_keys(rows: pa.Table, names: list[str]) -> pa.Table:
+    """Return each key of the rows once; without keys that are null."""
     keys = rows.select(names).group_by(names, use_threads=False).aggregate([])
     return keys.filter(pc.is_valid(keys[names[0]])) if len(names) == 1 else keys.drop_null()

@@ -116,7 +116,8 @@ def stream(
     opened = open_project(project)
     if retry_unreadable:
         for name, (moved, left) in run.retry_unreadable(opened, views).items():
-            say(f"{name}: {moved:,} events are readable now, {left:,} are not")
+            reason = f"; the last one: {left[-1].reason}" if left else ""
+            say(f"{name}: {moved:,} events are readable now, {len(left):,} are not{reason}")
     statuses = run.stream(opened, views, once=once, skip_expired=skip_expired, say=say, stopped=_stopped_by_signals())
     report = {name: status.as_dict() for name, status in statuses.items()}
     present(report, partial(stream_blocks, report), as_json=as_json)

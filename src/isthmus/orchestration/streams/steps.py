@@ -15,9 +15,9 @@ def _stream(work: Work) -> Results:
     try:
         statuses = stream(work.project, once=True, say=lambda text: work.progress(text, 0.0))
     except RequestError:
-        # Another process reads them.
+        # Another process reads the streams.
         statuses = StreamStatus.read_all(work.project.state)
-        if not running(statuses, tuple(statuses)):
+        if not statuses or not running(statuses, statuses):
             raise
     yield version_of(statuses), {**work.metadata({}), **figures(statuses)}
 

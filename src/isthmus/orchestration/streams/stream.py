@@ -22,13 +22,13 @@ from isthmus.features.files import scratch_folder
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.projectstatus import StreamStatus
 from isthmus.features.redis.connection import connect, translate_errors
-from isthmus.features.streams.events import EventLog, ReadUntil
+from isthmus.features.streams.events import RETRIED, EventLog, ReadUntil
 from isthmus.features.streams.formats import Decoder, Event, Unreadable
 from isthmus.features.streams.readers import StreamReader, open_reader
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.frames import event_log, read_sources, view_names
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.streams.lane import ViewLane
+from isthmus.orchestration.streams.updater import ViewUpdater
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.transforms import engine
@@ -53,7 +53,7 @@ class _ChangedError(Exception):
 
 
 class _StorageError(Exception):
-    """A table cannot be written at the moment."""
+    """A table could not be written. The stream tries again."""
 
 
 def stream_views(project: Project, views: Sequence[str] | None = None) -> list[FeatureView]:
@@ -77,14 +77,15 @@ def stream(
     """Read the streams of views (default: all views with one) until `stopped` is set, and return the final status.
 
     Appends events to the tables of events, and writes the rows that they change to Redis and the offline tables. First
-    builds tables that do not have the current definitions, and writes their latest rows to Redis. With `once`, ends
-    when all events were read. Starts again by itself when the definitions, a table or Redis change, or if Redis, the
-    broker or the storage fails; `say` gets the reason. With `once`, such failures are raised.
+    builds tables that do not have the current definitions, and writes the latest rows of the views to Redis. With
+    `once`, ends when all events were read, and also writes the rows that would wait for later events. Starts again when
+    the definitions, a table or Redis change. If Redis, the broker or a table fails, tries again every two seconds, and
+    calls `say` with the reason; with `once`, raises the error. Returns an empty dict if it is stopped meanwhile.
 
     Raises:
         ContractMismatch: the definitions have not been applied.
-        DataError: the topic does not exist, or events expired before they were read. With `skip_expired`, the second
-            is no error.
+        DataError: the topic does not exist, or events expired before they were read. `skip_expired` ignores events
+            that expired before the start.
         RequestError: a view has no stream, or another process reads the stream of its source.
     """
     stopped, problem = stopped or Signal(), ""
@@ -96,7 +97,7 @@ def stream(
             project = Project(project.root)
         except (_StorageError, DependencyError) as error:
             if once:
-                raise error.__cause__ or error if isinstance(error, _StorageError) else error from None
+                raise (error.__cause__ if isinstance(error, _StorageError) and error.__cause__ else error) from None
             if str(error) != problem:
                 say(f"{error}; trying again every {_RETRY_SECONDS:g} seconds")
             problem = str(error)
@@ -105,12 +106,15 @@ def stream(
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Signal | None = None) -> None:
-    """Read the streams of all views until `stopped` is set, beside other work. Calls `say` with errors, raises none."""
+    """Read the streams of all views in a background thread until `stopped` is set. Calls `say` with errors.
+
+    After an error, tries again every two seconds. Raises nothing.
+    """
     stopped, problem = stopped or Signal(), ""
     while not stopped.is_set():
         try:
             stream(Project(project.root), say=say, stopped=stopped)
-        except Exception as error:  # noqa: BLE001 - the user may correct the cause while the others work
+        except Exception as error:  # noqa: BLE001 - the user may correct the cause meanwhile
             if str(error) != problem:
                 say(f"the stream stopped: {error}")
             problem = str(error)
@@ -118,7 +122,7 @@ def follow(project: Project, say: Callable[[str], None], stopped: Signal | None 
 
 
 class _Run:
-    """A run between two starts: all readers, tables of events and views."""
+    """One attempt to read all sources, until they are stopped, or something changes or fails."""
 
     def __init__(
         self, project: Project, views: Sequence[FeatureView], skip_expired: bool, say: Callable[[str], None]
@@ -142,14 +146,14 @@ class _Run:
             stack.enter_context(project.importing())
             stack.enter_context(translate_errors(url))
             online = OnlineStore(client, self._contract)
-            lanes = [_Source(project, self._contract, source, spark, folder, online, url, self._skip)
+            sources = [_SourceUpdater(project, self._contract, source, spark, folder, online, url, self._skip)
                      for source in self._sources.values()]  # fmt: skip
-            for lane in lanes:
-                stack.callback(lane.reader.close)
-                lane.open([view for view in self._views if streamed(view)[0].name == lane.source.name])
+            for source in sources:
+                stack.callback(source.reader.close)
+                source.open([view for view in self._views if streamed(view)[0].name == source.name])
             self._say(f"reading {', '.join(self._sources)}; press Ctrl-C to stop" if not once else "reading events")
-            self._loop(lanes, once, stopped)
-            return {lane.source.name: lane.status() for lane in lanes}
+            self._loop(sources, once, stopped)
+            return {source.name: source.status() for source in sources}
 
     def _prepare(self, url: str) -> None:
         """Build tables that lack the current definitions, and write their rows to Redis."""
@@ -169,41 +173,41 @@ class _Run:
             stamped = [
                 name for name in names if (record := online.published(self._contract.views[name])) and record.stamp
             ]
-        if stamped:  # one time for all unchanged rows; streamed rows have their own
+        if stamped:  # Redis stores one time for all unchanged rows. Streamed rows need their own times.
             materialize(project, stamped, full=True)
 
-    def _loop(self, lanes: Sequence["_Source"], once: bool, stopped: Signal) -> None:
+    def _loop(self, sources: Sequence["_SourceUpdater"], once: bool, stopped: Signal) -> None:
         saved = looked = time.monotonic()
         while not stopped.is_set():
-            events = sum(lane.turn(_LINGER_SECONDS / len(lanes)) for lane in lanes)
+            events = sum(source.process(_LINGER_SECONDS / len(sources)) for source in sources)
             now = time.monotonic()
-            drained = not events and all(lane.drained for lane in lanes)
+            drained = not events and all(source.drained for source in sources)
             if once and drained:
                 break
             if now - looked > 1:
                 looked = now
-                self._require_unchanged(lanes)
-                for lane in lanes:
-                    lane.report()
+                self._require_unchanged(sources)
+                for source in sources:
+                    source.report()
             if (
                 now - saved > self._project.settings.stores.history_seconds
-                or max(lane.unsaved for lane in lanes) > _UNSAVED
+                or max(source.unsaved for source in sources) > _UNSAVED
             ):
                 saved = now
-                for lane in lanes:
-                    lane.save(wait=False)
-        for lane in lanes:
+                for source in sources:
+                    source.save(wait=False)
+        for source in sources:
             if once:
-                lane.flush()
-            lane.save(wait=True)
-            lane.report()
+                source.flush()
+            source.save(wait=True)
+            source.report()
 
-    def _require_unchanged(self, lanes: Sequence["_Source"]) -> None:
+    def _require_unchanged(self, sources: Sequence["_SourceUpdater"]) -> None:
         with suppress(ContractMismatch):
             if self._project.last_applied().hash != self._contract.hash:
                 raise _ChangedError("the definitions were applied again")
-        for lane in lanes:
-            lane.require_unchanged()
+        for source in sources:
+            source.require_unchanged()
 
 
 @contextmanager
@@ -218,8 +222,8 @@ def _only_reader(project: Project, source: str) -> Iterator[None]:
         ) from None  # fmt: skip
 
 
-class _Source:
-    """A stream's reader, its table of events, and the views that it feeds."""
+class _SourceUpdater:
+    """Reads the stream of a source, keeps its events, and updates the views that read it."""
 
     def __init__(  # noqa: PLR0913 - the parts of a run
         self, project: Project, contract: Contract, source: Source, spark: Any, folder: Path,
@@ -227,18 +231,18 @@ class _Source:
     ) -> None:  # fmt: skip
         assert source.stream is not None  # noqa: S101 - only such sources
         assert source.timestamp is not None  # noqa: S101 - checked with the declarations
-        self.source, self._project, self._contract = source, project, contract
+        self.source, self.name, self._project, self._contract = source, source.name, project, contract
         self._spark, self._folder, self._online, self._offline = spark, folder, online, project.offline_store()
-        self._known = source.known or source.timestamp
+        self._known = source.known_column
         self._lateness = int(source.lateness / MICROSECOND)
         self.reader: StreamReader = open_reader(source.name, source.stream, project.root, url)
         self._log: EventLog = event_log(project, source)
         self._archive = read_sources(project, spark, [source], folder)[source.name]
         self._decoder = _decoder(project, source, columns_of(self._archive))
-        self.reader.seek(self._log.read_until().offsets, skip_expired=skip_expired)
-        self._partitions = self.reader.partitions()
-        self._heard = dict.fromkeys(self._partitions, time.monotonic())
-        self._lanes: list[ViewLane] = []
+        offsets = {name: at for name, at in self._log.read_until().offsets.items() if name != RETRIED}
+        self.reader.seek(offsets, skip_expired=skip_expired)
+        self._last_event = dict.fromkeys(self.reader.partitions(), time.monotonic())
+        self._updaters: list[ViewUpdater] = []
         self._events, self._rows = 0, dict[str, int]()
         self._rate: list[tuple[float, int]] = []
         self._unreadable = len(self._log.unreadable())
@@ -252,20 +256,21 @@ class _Source:
                 self._project, self._spark, [each for each in view.sources if each.stream is None], self._folder
             )
             compiled = self._contract.views[view.name]
-            lane = ViewLane(view, compiled, self.source, self._offline, self._online, self._project.now)
+            each = ViewUpdater(view, compiled, self.source, self._offline, self._online, self._project.now)
             commit = self._offline.commit(compiled)
             position = commit.origin.position if commit is not None else None
-            watermark = self._newest(read) if position is None or position.watermark is None else position.watermark
-            lane.open(self._spark, others, self.load, watermark)
+            watermark = self._start(read) if position is None or position.watermark is None else position.watermark
+            each.open(self._spark, others, self.load, watermark)
             offsets = {} if position is None else position.offsets.get(self.source.name, {})
             if offsets != read.offsets and self._log.open() is not None:
                 left = self._log.after(offsets, self._decoder.schema.names)
-                lane.add(left.select(self._decoder.schema.names).cast(self._decoder.schema))
-                lane.emit(read.watermark)
-            self._lanes.append(lane)
+                each.add(left.select(self._decoder.schema.names).cast(self._decoder.schema))
+                each.emit(read.watermark)
+            self._updaters.append(each)
             self._rows[view.name] = 0
 
-    def _newest(self, read: ReadUntil) -> int:
+    def _start(self, read: ReadUntil) -> int:
+        """Return the watermark of a table that was built: just after the latest known time of all events."""
         last = latest(self._archive, self._known)
         return min(self._project.now(), max(FIRST if last is None else last, *read.known.values(), FIRST) + 1)
 
@@ -280,31 +285,31 @@ class _Source:
 
     @property
     def unsaved(self) -> int:
-        return max(lane.unsaved for lane in self._lanes)
+        return max(each.unsaved for each in self._updaters)
 
-    def turn(self, seconds: float) -> int:
-        """Process a micro-batch, and return its number of events."""
+    def process(self, seconds: float) -> int:
+        """Read a micro-batch, append it to the table of events, and update the views. Return its number of events."""
         events = self.reader.poll(BATCH, seconds)
         now = time.monotonic()
         if events:
-            self._heard |= dict.fromkeys({event.partition for event in events}, now)
+            self._last_event |= dict.fromkeys({event.partition for event in events}, now)
             rows, places, unreadable = _read(self._project, self.source, self._decoder, events)
             with _storing():
                 self._log.append(rows, places, unreadable, self._project.now(), self._watermark)
             self._unreadable += len(unreadable)
             self._events += len(events)
             self._rate = [*self._rate[-200:], (now, len(events))]
-            for lane in self._lanes:
-                lane.add(rows)
-                self._rows[lane.view.name] += lane.emit(self._log.read_until().watermark)
-        self.drained = not events and self.reader.ended() >= set(self._partitions)
-        if self.drained and now - max(self._heard.values(), default=0.0) > self._idle_seconds:
+            for each in self._updaters:
+                each.add(rows)
+                self._rows[each.view.name] += each.emit(self._log.read_until().watermark)
+        self.drained = not events and self.reader.ended() >= set(self.reader.partitions())
+        if self.drained and now - max(self._last_event.values(), default=0.0) > self._idle_seconds:
             self.flush()
         return len(events)
 
     def flush(self) -> None:
-        for lane in self._lanes:
-            self._rows[lane.view.name] += lane.flush()
+        for each in self._updaters:
+            self._rows[each.view.name] += each.flush()
 
     @property
     def _idle_seconds(self) -> float:
@@ -314,37 +319,37 @@ class _Source:
         times = list(known.values())
         if not isinstance(self.source.stream, FileStream):
             ended, now = self.reader.ended(), time.monotonic()
-            waiting = [name for name in self._partitions
-                       if name not in ended or now - self._heard.get(name, now) < self._idle_seconds]  # fmt: skip
+            waiting = [name for name in self.reader.partitions()
+                       if name not in ended or now - self._last_event.get(name, now) < self._idle_seconds]  # fmt: skip
             times = [min(known.get(name, FIRST) for name in waiting)] if waiting else times
         return max(FIRST, max(times, default=FIRST) - self._lateness)
 
     def save(self, *, wait: bool) -> None:
         offsets = self._log.read_until().offsets
-        for lane in self._lanes:
+        for each in self._updaters:
             try:
                 # Not while a build or `isthmus pushes collect` writes the table: then the rows wait.
-                with self._project.adding_to(lane.contract.table, wait=wait), _storing():
-                    lane.require_own_table()
-                    lane.save(offsets)
+                with self._project.adding_to(each.contract.table, wait=wait), _storing():
+                    each.refresh_table()
+                    each.save(offsets)
             except BlockingIOError:
                 continue
             except ContractMismatch as error:
                 raise _ChangedError(str(error)) from error
-            if lane.incomplete:
-                raise _ChangedError(f"a late event removed the latest row of a key of {lane.view.name}")
+            if each.incomplete:
+                raise _ChangedError(f"a late event removed the latest row of a key of {each.view.name}")
 
     def require_unchanged(self) -> None:
-        for lane in self._lanes:
-            record = self._online.published(lane.contract)
-            if record is None or record.contract != lane.contract.hash or record.stamp is not None:
-                raise _ChangedError(f"the rows of {lane.view.name} in Redis were replaced")
+        for each in self._updaters:
+            record = self._online.published(each.contract)
+            if record is None or record.contract != each.contract.hash or record.stamp is not None:
+                raise _ChangedError(f"the rows of {each.view.name} in Redis were replaced")
 
     def status(self) -> StreamStatus:
         read, now = self._log.read_until(), time.monotonic()
         recent = [(at, count) for at, count in self._rate if now - at < 10]
         rate = sum(count for _, count in recent) / max(1.0, now - recent[0][0]) if recent else 0.0
-        newest = {lane.view.name: lane.newest for lane in self._lanes if lane.newest is not None}
+        newest = {each.view.name: each.newest for each in self._updaters if each.newest is not None}
         return StreamStatus(
             at=clock.now(), watermark=read.watermark, late=read.late, unreadable=self._unreadable, events=self._events,
             lag=self.reader.lag(), events_per_second=round(rate, 1), rows=dict(self._rows), newest=newest,
@@ -365,7 +370,7 @@ def _read(
 ) -> tuple[pa.Table, list[Event], list[Unreadable]]:
     rows, places, unreadable = decoder.rows(events)
     # A single event from the year 2099 would move the watermark past all others.
-    known = source.known or source.timestamp or ""
+    known = source.known_column
     future = micros(rows[known]) > project.now() + _AHEAD
     if future.any():
         unreadable += [Unreadable(places[n], f"{known} is in the future") for n in future.nonzero()[0]]
@@ -381,27 +386,23 @@ def _storing() -> Iterator[None]:
         raise _StorageError(str(error)) from error
 
 
-def retry_unreadable(project: Project, views: Sequence[str] | None = None) -> dict[str, tuple[int, int]]:
+def retry_unreadable(project: Project, views: Sequence[str] | None = None) -> dict[str, tuple[int, list[Unreadable]]]:
     """Decode the unreadable events of streams again, and move those that are readable now to the table of events.
 
-    Returns, by source, the number of moved events, and of those that remain. The next start of `stream` adds the rows
+    Returns, by source, the number of moved events, and the events that remain. The next start of `stream` adds the rows
     of the moved events, like those of late events. Raises RequestError if another process reads a stream.
     """
-    counts = {}
+    found = {}
     sources = {source.name: source for view in stream_views(project, views) for source in streamed(view)}
     for name, source in sources.items():
         with _only_reader(project, name):
             log = event_log(project, source)
-            aside = log.unreadable()
-            events = [
-                Event(*row)
-                for row in zip(*(aside[column].to_pylist() for column in aside.column_names[:3]), strict=True)
-            ]
-            schema = log.schema()
-            if schema is None or not events:
-                counts[name] = (0, len(events))
-                continue
-            rows, places, unreadable = _read(project, source, _decoder(project, source, schema), events)
-            moved = log.retry(rows, places)
-            counts[name] = (moved, len(unreadable))
-    return counts
+            aside, schema = log.unreadable(), log.schema()
+            columns = [aside[column].to_pylist() for column in aside.column_names[:3]]
+            events = [Event(*place) for place in zip(*columns, strict=True)]
+            found[name] = (0, list[Unreadable]())
+            if schema is not None and events:
+                rows, readable, unreadable = _read(project, source, _decoder(project, source, schema), events)
+                log.retry(rows, readable)
+                found[name] = (len(readable), unreadable)
+    return found

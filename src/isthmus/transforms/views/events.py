@@ -1,4 +1,4 @@
-"""Events in memory as DataFrames of an engine, and events of DataFrames in memory."""
+"""Convert events between Arrow tables and DataFrames."""
 
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ def latest(frame: "DataFrame", column: str) -> int | None:
 
 
 def events_of(frame: "DataFrame", source: Source, first: int, end: int = LAST) -> pa.Table:
-    """Return the rows of a source with a time in [first, end), in microseconds since 1970 UTC, or without one."""
+    """Return the rows of a source whose time is null or in [first, end), in microseconds since 1970 UTC."""
     return narrow(frame, source, first, end).toArrow()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KEYS = 3
-"""Keys whose rows are computed alone."""
+"""Number of keys whose rows are computed from their own events."""
 
 
 def streamed(view: FeatureView) -> list[Source]:
@@ -33,8 +33,8 @@ def stream_problems(
 ) -> Iterator[Problem]:
     """Yield the reasons why `isthmus stream` cannot keep a view up to date.
 
-    Computes rows from the latest events of the source's data, for some keys, drawn with a fixed seed. `frames` has the
-    DataFrames of the view's sources.
+    Call it only for a view that reads a stream. Computes rows from the latest events of the source's data, for some
+    keys, drawn with a fixed seed. Finds nothing if the source has no rows. `frames` has the DataFrames of the sources.
     """
     where = f"view {view.name}"
     sources = streamed(view)
@@ -51,7 +51,7 @@ def stream_problems(
         return
     columns = frames[source.name].columns
     if missing := [key.name for key in contract.keys if key.name not in columns]:
-        yield Problem(f"{where}, source {source.name}", f"the stream has no column {missing[0]!r}",
+        yield Problem(f"{where}, source {source.name}", f"has no column {missing[0]!r}",
                       f"the join keys of the view among {one_of(columns)}",
                       "add the key to the events, or leave stream= out")  # fmt: skip
         return
@@ -61,7 +61,7 @@ def stream_problems(
 def _drawn_problems(
     spark: "SparkSession", where: str, view: FeatureView, contract: ViewContract, source: Source, frames: Frames
 ) -> Iterator[Problem]:
-    timestamp, known = source.timestamp or "", source.known or source.timestamp or ""
+    timestamp, known = source.timestamp or "", source.known_column
     if (end := latest(frames[source.name], timestamp)) is None:
         return
     events = events_of(frames[source.name], source, end - 2 * (contract.lookback or 0) - 1, end + 1)

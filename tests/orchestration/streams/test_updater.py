@@ -29,7 +29,7 @@ from isthmus.features.publishing.publish import key_values, publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.values.arrow import micros
-from isthmus.orchestration.streams.lane import ViewLane
+from isthmus.orchestration.streams.updater import ViewUpdater
 from isthmus.transforms import engine
 from isthmus.transforms.views.compute import stream_view
 
@@ -145,7 +145,7 @@ class Bus:
 
     def start(self) -> None:
         publish(self.online, self.parts.url, self.offline, self.offline.history(self.contract), lambda: NOW)
-        self.lane = ViewLane(self.view, self.contract, stops, self.offline, self.online, lambda: NOW)
+        self.lane = ViewUpdater(self.view, self.contract, stops, self.offline, self.online, lambda: NOW)
         commit = self.offline.commit(self.contract)
         assert commit is not None
         assert commit.origin.position is not None

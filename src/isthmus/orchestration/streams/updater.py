@@ -1,4 +1,4 @@
-"""A view that a stream keeps up to date: the rows that new events change, and their way to Redis and the table."""
+"""Keep a view up to date from a stream: compute the rows that events change, and write them to Redis and the table."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,15 +34,15 @@ from isthmus.transforms.views.events import events_frame
 # So, whatever the order of the events, the table ends with the rows that a build computes from the same events.
 
 
-class ViewLane:
-    """A view's state between micro-batches.
+class ViewUpdater:
+    """The state of a view between micro-batches.
 
     Call `open` first. Then, for each micro-batch, call `add` with the new events, and `emit`. Call `save` from time to
     time: after a crash, the events since the last `save` are processed again.
 
     Attributes:
+        incomplete: True if a late event has removed the latest row of a key, so that `materialize` must run.
         watermark: rows known before it were written online, in microseconds since 1970 UTC.
-        unsaved: number of rows that were written online, but are not in the table yet.
         newest: known time of the newest row that was written online; None before the first.
     """
 
@@ -52,16 +52,16 @@ class ViewLane:
     ) -> None:  # fmt: skip
         self.view, self.contract, self.source = view, contract, source
         self._offline, self._online, self._now = offline, online, now
-        self._known = source.known or source.timestamp or ""
+        self._known = source.known_column
         self._keys = [key.name for key in contract.keys]
         self._names = identity(contract)
         self._reach = contract.lookback or 0
         self._columns = [*self._names, "content_hash"]
         empty = table_schema(contract).empty_table()
-        self._pending, self._written, self._removed = empty, empty, empty.select(self._names)
+        self._pending, self._unsaved_rows, self._unsaved_removals = empty, empty, empty.select(self._names)
         self._served: list[pa.Table] = []
         self._flushed: pa.Table | None = None
-        self._incomplete = False
+        self.incomplete = False
         self.newest: int | None = None
 
     def open(self, spark: Any, others: Frames, load: Callable[[int], pa.Table], watermark: int) -> None:
@@ -82,23 +82,23 @@ class ViewLane:
             assert not isinstance(history.data, pa.Table)  # noqa: S101 - a history of the store
             later = history.data.to_table(["known_at"], ds.field("known_at") >= _time(watermark))
         # Rows of a build may be newer than the watermark.
-        self._written_until = max(watermark, int(micros(later["known_at"]).max(initial=watermark - 1)) + 1)
+        self._written_before = max(watermark, int(micros(later["known_at"]).max(initial=watermark - 1)) + 1)
 
     def first_needed(self, watermark: int) -> int:
-        """Return the time of the earliest event that rows from the watermark on may depend on."""
+        """Return the earliest time of an event that rows known at the watermark or later can use."""
         return self._lowest(watermark, None) - self._reach
 
     @property
     def unsaved(self) -> int:
-        return len(self._written) + len(self._removed)
-
-    @property
-    def incomplete(self) -> bool:
-        """True if a late event has removed the latest row of a key, so that `materialize` must find the row before."""
-        return self._incomplete
+        """Number of rows that are in Redis and not in the table yet, or the other way around."""
+        return len(self._unsaved_rows) + len(self._unsaved_removals)
 
     def add(self, events: pa.Table) -> None:
-        """Compute the rows that new events change. The events must be in the table of events already."""
+        """Compute the rows that new events change, and correct written rows that late events change.
+
+        Corrections are in Redis at once, and in the table after `save`. Other rows wait for `emit`. The events must be
+        in the table of events already. Ignores events with a null key.
+        """
         self._window.add(events)
         keys = distinct_keys(events, self._keys)
         if not len(keys):
@@ -111,14 +111,14 @@ class ViewLane:
             events = self._load(first)
             events = events.filter(has_key(events, keys))
         else:
-            events = self._window.of_keys(keys, first)
+            events = self._window.with_keys(keys, first)
         rows = self._compute(events, lowest)
         changed = self._known_from(rows, known)
         stale = pc.and_(has_key(self._pending, keys), pc.greater_equal(self._pending["known_at"], _time(known)))
         self._pending = pa.concat_tables(
             [self._pending.filter(pc.invert(stale)), self._known_from(changed, self.watermark)]
         )
-        if known < self._written_until:
+        if known < self._written_before:
             self._correct(keys, rows, changed, known, lowest)
 
     def _correct(self, keys: pa.Table, rows: pa.Table, changed: pa.Table, known: int, lowest: int) -> None:
@@ -129,15 +129,15 @@ class ViewLane:
         gone = rows_not_in(written.select(self._names), changed.select(self._names))
         if not len(different) and not len(gone):
             return
-        self._write(different, gone)
+        self._keep(different, gone)
         corrected = distinct_keys(pa.concat_tables([different.select(self._keys), gone.select(self._keys)]), self._keys)
         mine = rows.filter(pc.and_(has_key(rows, corrected), pc.less(rows["known_at"], _time(self.watermark))))
         latest = self._latest(mine)
-        self._incomplete |= len(latest) < len(corrected)
+        self.incomplete |= len(latest) < len(corrected)
         self._publish(latest, self._now())
 
     def emit(self, watermark: int) -> int:
-        """Write the rows known before the new watermark. Return their number."""
+        """Write the rows known before the new watermark to Redis, and keep them for `save`. Return their number."""
         self.watermark = max(self.watermark, watermark)
         ready = pc.less(self._pending["known_at"], _time(self.watermark))
         rows, self._pending = self._pending.filter(ready), self._pending.filter(pc.invert(ready))
@@ -145,7 +145,11 @@ class ViewLane:
         return self._emit(rows, self.watermark)
 
     def flush(self) -> int:
-        """Write the pending rows, too: no event is left to wait for. Later events correct them. Return their number."""
+        """Write the pending rows to Redis before the watermark passes them, and keep them for `save`.
+
+        Use it when no event is left to wait for. The rows stay pending, since later events may change them. Return
+        their number.
+        """
         if self._pending is self._flushed:
             return 0
         self._flushed = self._pending
@@ -154,11 +158,11 @@ class ViewLane:
     def _emit(self, rows: pa.Table, until: int) -> int:
         if len(rows):
             # Rows of a flush or of a build may have been written already, and be different now.
-            again = int(micros(rows["known_at"]).min()) < self._written_until
-            self._write(rows, rows.select(self._names).slice(0, 0))
+            again = int(micros(rows["known_at"]).min()) < self._written_before
+            self._keep(rows, rows.select(self._names).slice(0, 0))
             latest = self._latest(rows)
             self._publish(self._not_overtaken(latest) if again else latest, self._now() if again else None)
-        self._written_until = max(self._written_until, until)
+        self._written_before = max(self._written_before, until)
         return len(rows)
 
     def _not_overtaken(self, latest: pa.Table) -> pa.Table:
@@ -173,27 +177,38 @@ class ViewLane:
             ).sort()
         )
 
-    def require_own_table(self) -> None:
-        """Raise ContractMismatch if the table was built again. Rows that were pushed meanwhile are no problem."""
+    def refresh_table(self) -> None:
+        """Read the state of the table. Raise ContractMismatch if a build replaced it; collected pushes are fine."""
         history = self._offline.history(self.contract)
         if history.commit.base != self._history.commit.base:
             raise ContractMismatch(f"offline table of {self.contract.table}", "was built again")
         self._history = history
 
     def save(self, offsets: Mapping[str, int]) -> None:
-        """Commit the written rows to the table, with the offsets of the events that they include."""
+        """Commit the rows that are only in Redis to the table, with the offsets of the events that they include.
+
+        First appends them to the log of pushes, with the times at which they became readable. Nothing is committed if
+        no row has changed. The caller must hold `Project.adding_to`. Raises ContractMismatch if the table has another
+        definition, and DataError or DependencyError if it cannot be written.
+        """
         if self._served:
             log = PushLog(self._offline.root, self.contract.table, self._offline.storage_options)
             log.append_streamed(self.contract, pa.concat_tables(self._served))
             self._served = []
         if self.unsaved:
             position = StreamPosition(self.watermark, {self.source.name: dict(offsets)})
-            self._offline.replace_rows(self.contract, self._written, self._removed, position)
+            self._offline.replace_rows(self.contract, self._unsaved_rows, self._unsaved_removals, position)
             self._history = self._offline.history(self.contract)
-            self._written, self._removed = self._written.slice(0, 0), self._removed.slice(0, 0)
+            self._unsaved_rows, self._unsaved_removals = (
+                self._unsaved_rows.slice(0, 0),
+                self._unsaved_removals.slice(0, 0),
+            )
 
     def _lowest(self, known: int, event: int | None) -> int:
-        """Return the earliest event time of a row that an event with this known time can change."""
+        """Return the earliest event time of a row that an event can change, from its known time and its own time.
+
+        Without a time of its own (None), assume that events become known within the look-back.
+        """
         if not self._returns_known:
             return known - self.contract.delay
         return (known - self._reach if event is None else event) - self._reach
@@ -223,19 +238,23 @@ class ViewLane:
                 (ds.field("event_timestamp") >= _time(lowest)) & (ds.field("known_at") >= _time(known)),
             )
         stored = stored.filter(has_key(stored, keys))
-        overruled = pa.concat_tables([self._written.select(self._names), self._removed])
+        overruled = pa.concat_tables([self._unsaved_rows.select(self._names), self._unsaved_removals])
         stored = rows_not_in(stored, overruled.cast(stored.select(self._names).schema))
-        mine = self._known_from(self._written.filter(has_key(self._written, keys)), known).select(self._columns)
+        mine = self._known_from(self._unsaved_rows.filter(has_key(self._unsaved_rows, keys)), known).select(
+            self._columns
+        )
         return pa.concat_tables([stored, mine.cast(stored.schema)])
 
-    def _write(self, rows: pa.Table, gone: pa.Table) -> None:
-        if len(self._written):
-            self._written = rows_without(self._written, pa.concat_tables([rows.select(self._names), gone]))
-        self._written = pa.concat_tables([self._written, rows])
-        self._removed = pa.concat_tables([rows_without(self._removed, rows.select(self._names)), gone])
+    def _keep(self, rows: pa.Table, gone: pa.Table) -> None:
+        if len(self._unsaved_rows):
+            self._unsaved_rows = rows_without(self._unsaved_rows, pa.concat_tables([rows.select(self._names), gone]))
+        self._unsaved_rows = pa.concat_tables([self._unsaved_rows, rows])
+        self._unsaved_removals = pa.concat_tables(
+            [rows_without(self._unsaved_removals, rows.select(self._names)), gone]
+        )
 
     def _latest(self, rows: pa.Table) -> pa.Table:
-        """Return the latest row of each key that counts now."""
+        """Return the latest row of each key whose times are not in the future."""
         now = _time(self._now())
         rows = rows.filter(pc.and_(pc.less_equal(rows["known_at"], now), pc.less_equal(rows["event_timestamp"], now)))
         order = [(name, "descending") for name in ("event_timestamp", "known_at", "content_hash")]
@@ -244,6 +263,7 @@ class ViewLane:
         return rows.take(first)
 
     def _publish(self, rows: pa.Table, horizon: int | None) -> None:
+        """Write rows to Redis: over rows known by the horizon, or only over older rows (None)."""
         if len(rows):
             self.newest = max(self.newest or FIRST, int(micros(rows["known_at"]).max()))
             write_rows(self._online, self.contract, rows, horizon)
