@@ -132,14 +132,13 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
         problem = f"{place} cannot be read by the engine (nothing found)"
         raise DataError(f"source {source.name}", problem, remedy=_REPAIR)
     _check_times(source, types)
+    if source.stream is None:
+        return frame
     if landed is not None and landed.events is not None:
-        return with_events(frame, parquet.read(spark, str(landed.events)))
-    return frame
-
-
-def with_events(frame: "DataFrame", events: "DataFrame") -> "DataFrame":
-    """Add the events of a stream to the data of its source. Rows that are equal in all columns become one."""
-    return frame.unionByName(events.select([name for name in frame.columns if name in events.columns]), True).distinct()
+        events = parquet.read(spark, str(landed.events))
+        frame = frame.unionByName(events.select([name for name in frame.columns if name in events.columns]), True)
+    # Producers send events again, and the data may have events of the stream.
+    return frame.distinct()
 
 
 def land_events(source: Source, log: EventLog, within: Within, folder: Path) -> Path | None:
@@ -152,7 +151,7 @@ def land_events(source: Source, log: EventLog, within: Within, folder: Path) -> 
     if schema is None:
         return None
     days = None if within is None else Days(within[0] // DAY, -(-within[1] // DAY))
-    return parquet.write_batches(schema, log.rows(schema.names, days), folder / f"{source.name}-events.parquet")
+    return parquet.write_batches(schema, log.rows(schema, days), folder / f"{source.name}-events.parquet")
 
 
 def require_readable(source: Source, root: Path, staging: Path) -> None:

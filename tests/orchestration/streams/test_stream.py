@@ -9,26 +9,39 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import redis
+from deltalake import write_deltalake
 
 from isthmus.features import clock
-from isthmus.features.errors import DataError, DependencyError, RequestError
+from isthmus.features.days import Days
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, RequestError
+from isthmus.features.online.store import OnlineStore
 from isthmus.features.pointintime.served import served_history
 from isthmus.features.projectstatus import StreamStatus
+from isthmus.features.redis.connection import connect
+from isthmus.features.streams.events import OFFSET, PARTITION
+from isthmus.features.streams.formats import Event
 from isthmus.features.types import Int64
+from isthmus.features.values.columns import from_python
+from isthmus.features.values.entitykey import entity_keys
+from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.frames import event_log
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.recording.replay import replay, require_same
 from isthmus.orchestration.recording.storedrows import from_history
+from isthmus.orchestration.server.collect import collect as collect_pushes
 from isthmus.orchestration.streams.stream import retry_unreadable, stream
-from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.build import build, build_range
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.verify import verify
 from tests.broker import broker, create_topic, produce
@@ -121,8 +134,6 @@ def test_an_event_of_the_future_and_one_from_long_ago(tmp_path: Path, kafka: str
     assert (status.unreadable, status.events) == (1, len(LATER) + 2)
     log = event_log(project, project.definitions.views["crowding"].sources[0])
     assert log.unreadable()["reason"].to_pylist() == ["known is in the future"]
-    import pyarrow as pa
-
     assert buses.rows() == buses.oracle(pa.concat_tables([EVENTS, pa.Table.from_pylist([old], EVENTS.schema)]))
 
 
@@ -170,6 +181,168 @@ def test_files_that_appear_later(tmp_path: Path, kafka: str) -> None:
         following.stop()
         stream(project, once=True)
     assert buses.rows() == buses.oracle(EVENTS)
+
+
+def same_as(buses: Buses, events: pa.Table) -> None:
+    """The table and Redis are those of one build."""
+    assert buses.rows() == buses.oracle(events)
+    written = materialize(buses.project, full=True)["crowding"]
+    assert (written.changed, written.written, written.removed) == (0, 0, 0)
+
+
+def test_another_stream_is_read_from_its_beginning(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    source.send(as_json(LATER.slice(0, 250).to_pylist()))
+    stream(project, once=True)
+    (buses.root / "data" / "new").mkdir()
+    lines = b"\n".join(value for _, value in as_json(LATER.slice(250).to_pylist()))
+    (buses.root / "data" / "new" / "0001.jsonl").write_bytes(lines)
+    project = buses.write('FileStream("data/new")', ARCHIVE)
+    assert stream(project, once=True)["stops"].events == 150
+    assert stream(project, once=True)["stops"].events == 0
+    same_as(buses, EVENTS)
+
+
+def test_equal_rows_of_the_data_are_one_event_before_and_after_the_first_streamed_one(
+    tmp_path: Path, kafka: str
+) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, pa.concat_tables([ARCHIVE, ARCHIVE.slice(0, 50)]))
+    build(project)
+    assert buses.rows() == buses.oracle(ARCHIVE)
+    source.send(as_json(LATER.to_pylist()))
+    stream(project, once=True)
+    same_as(buses, EVENTS)
+
+
+def test_the_data_may_gain_a_column(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    source.send(as_json(LATER.slice(0, 200).to_pylist()))
+    stream(project, once=True)
+    project = buses.write(source.declared, ARCHIVE.append_column("driver", pa.array(["x"] * len(ARCHIVE))))
+    source.send(as_json(LATER.slice(200).to_pylist()))
+    stream(project, once=True)
+    same_as(buses, EVENTS)
+
+
+def test_an_event_without_its_key_is_set_aside_if_the_view_does_not_filter_it(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    nameless = {**LATER.to_pylist()[0], "bus": None}
+    source.send([*as_json(LATER.to_pylist()), ("A", as_json([nameless])[0][1])])
+    assert stream(project, once=True)["stops"].unreadable == 1
+    same_as(buses, EVENTS)
+
+
+def test_rows_of_the_data_without_a_known_time_are_no_events(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    open_end = pa.Table.from_pylist([{**row, "known": None} for row in ARCHIVE.slice(150).to_pylist()], ARCHIVE.schema)
+    project = buses.write(source.declared, ARCHIVE.slice(0, 150))
+    source.send(as_json(LATER.to_pylist()))
+    pq.write_table(pa.concat_tables([ARCHIVE.slice(0, 150), open_end]), buses.root / "data" / "stops.parquet")
+    definitions = buses.root / "definitions.py"
+    filtered = definitions.read_text().replace("stops.groupBy(", 'stops.where("known IS NOT NULL").groupBy(')
+    definitions.write_text(filtered)
+    apply(buses.project)
+    project = buses.project
+    stream(project, once=True)
+    assert buses.rows() == buses.oracle(pa.concat_tables([ARCHIVE.slice(0, 150), LATER]))
+
+
+def test_a_view_of_a_delta_table_that_cannot_follow_a_stream_is_refused_when_it_starts(
+    tmp_path: Path, kafka: str
+) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    buses.write(source.declared, ARCHIVE)
+    write_deltalake(buses.root / "data" / "table", ARCHIVE)
+    definitions = buses.root / "definitions.py"
+    text = definitions.read_text().replace('path="data/stops.parquet"', 'delta="data/table"')
+    definitions.write_text(text)
+    apply(buses.project)
+    source.send(as_json(LATER.to_pylist()))
+    stream(buses.project, once=True)
+    same_as(buses, EVENTS)
+    definitions.write_text(text.replace('Window.partitionBy("bus")', "Window.partitionBy(F.lit(1))"))
+    apply(buses.project)
+    with pytest.raises(ConfigurationError, match="depend on events of other keys"):
+        stream(buses.project, once=True)
+
+
+def test_a_build_of_days_includes_events_that_were_read_since(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    build(project)
+    days = Days.parse("2024-03-01", "2024-03-02")
+    build_range(project, within=days)
+    log = event_log(project, project.definitions.views["crowding"].sources[0])
+    log.append(
+        LATER, [Event("0001.jsonl", n, b"") for n in range(len(LATER))], [], 0, lambda known: max(known.values())
+    )
+    build_range(project, within=days)
+    assert buses.rows() == buses.oracle(EVENTS)
+
+
+def test_a_full_materialization_beside_a_stream_does_not_undo_its_rows(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    text = (buses.root / "isthmus.toml").read_text()
+    (buses.root / "isthmus.toml").write_text(text.replace("history_seconds = 1", "history_seconds = 600"))
+    with project.redis():
+        following = Following(buses.project)
+        following.await_text("reading stops")
+        source.send(as_json(LATER.to_pylist()))
+        await_true(lambda: following_read_all(buses, 400))
+        materialize(buses.project, full=True)
+        following.await_text("in Redis were replaced")
+        following.stop()
+        stream(buses.project, once=True)
+        same_as(buses, EVENTS)
+
+
+def test_files_may_be_removed_once_they_were_read(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    source.send(as_json(LATER.slice(0, 200).to_pylist()))
+    stream(project, once=True)
+    (buses.root / "data" / "in" / "0001.jsonl").unlink()
+    source.send(as_json(LATER.slice(200).to_pylist()))
+    stream(project, once=True)
+    same_as(buses, EVENTS)
+
+
+def test_pushed_rows_stay_when_a_late_event_corrects_others(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    view = project.definitions.contract.views["crowding"]
+    with project.redis() as url, connect(url) as client:
+        stream(project, once=True)
+        at = clock.micros(BEGIN + timedelta(hours=2, seconds=7))
+        values = {column.name: from_python([7], column.dtype) for column in view.fields}
+        row = RowCodec(view).encode(np.array([at]), np.array([at]), values)
+        names = entity_keys("buses", view.keys, {"bus": ["A"]})
+        OnlineStore(client, project.applied()).append(view, names, row, clock.now())
+        collect_pushes(project)
+        pushed = [row for row in buses.rows() if row["stops"] == row["riders"] == 7]
+        assert len(pushed) == 1
+        source.send(as_json(LATER.to_pylist()))
+        late = {**LATER.to_pylist()[0], "bus": "A", "at": BEGIN, "known": BEGIN + timedelta(hours=1)}
+        source.send(as_json([late]))
+        stream(project, once=True)
+    later = pa.concat_tables([EVENTS, pa.Table.from_pylist([late], EVENTS.schema)])
+    assert [row for row in buses.rows() if row not in pushed] == buses.oracle(later)
+    assert pushed[0] in buses.rows()
 
 
 def test_one_process_reads_a_source(tmp_path: Path, kafka: str) -> None:
@@ -363,6 +536,6 @@ def test_kills_lose_and_repeat_nothing(tmp_path: Path, kafka: str, kills: int) -
         written = materialize(project, full=True)["crowding"]
         assert (written.changed, written.written, written.removed) == (0, 0, 0)
         log_of_events = event_log(project, project.definitions.views["crowding"].sources[0])
-        batches = log_of_events.rows(["_partition", "_offset"])
+        batches = log_of_events.rows(pa.schema([PARTITION, OFFSET]))
         places = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
         assert len(places) == len(set(places)) == len(arriving)

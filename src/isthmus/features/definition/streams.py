@@ -70,6 +70,11 @@ class Kafka:
     format: Format = field(default_factory=Json)
     properties: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
+    @property
+    def name(self) -> str:
+        """Name of the topic. A source whose stream has another name starts at its beginning."""
+        return f"topic {self.topic}"
+
 
 @dataclass(frozen=True)
 class RedisStream:
@@ -86,6 +91,10 @@ class RedisStream:
     connection: str = field(default="", kw_only=True)
     member: str = field(default="event", kw_only=True)
 
+    @property
+    def name(self) -> str:
+        return f"Redis stream {self.connection} {self.key}"
+
 
 @dataclass(frozen=True)
 class FileStream:
@@ -97,6 +106,10 @@ class FileStream:
 
     folder: str
     format: Json = field(default_factory=Json)
+
+    @property
+    def name(self) -> str:
+        return f"folder {self.folder}"
 
 
 Stream: TypeAlias = Kafka | RedisStream | FileStream

@@ -103,6 +103,9 @@ class Commit:
             now: time of the build, in microseconds since 1970 UTC.
         """
         until = now if within is None else max(before.until if before else 0, min(now, within.end * DAY))
+        if within is not None and before is None:
+            # Events on other days are not in the table.
+            origin = RowSources(origin.schemas, origin.content)
         if within is None or before is None:
             built = union([within, *done]) if within and origin.content else ()
         else:

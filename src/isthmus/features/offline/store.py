@@ -264,7 +264,8 @@ class OfflineStore:
             kept = rows_not_in(
                 stored, pa.concat_tables([own.select(names), gone.select(names).cast(own.select(names).schema)])
             )
-            group = merge(view, kept, own)[0]
+            order = [(name, "ascending") for name in names]
+            group = merge(view, kept, own)[0] if len(own) else kept.sort_by(order)
             return group, len(stored) - len(kept) - _equal_rows(stored, own)
 
         days_of_gone = {int(day) for day in micros(gone["event_timestamp"]) // DAY}

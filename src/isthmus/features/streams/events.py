@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from isthmus.features.days import DAY, FIRST, Days
@@ -49,12 +50,26 @@ class ReadUntil:
         known: latest known time of each partition's events.
         watermark: time before which all events were expected to have been read.
         late: number of events that were read after the watermark had passed their known time.
+        stream: name of the stream that was read.
+        generation: number of times that the source got another stream. Later streams have partitions `GENERATION/NAME`.
     """
 
     offsets: Mapping[str, int] = field(default_factory=dict)
     known: Mapping[str, int] = field(default_factory=dict)
     watermark: int = FIRST
     late: int = 0
+    stream: str = ""
+    generation: int = 0
+
+    def partition(self, name: str) -> str:
+        """Return the name in the table of a partition of the stream that is read now."""
+        return f"{self.generation}/{name}" if self.generation else name
+
+    def of_stream(self, times: Mapping[str, int]) -> dict[str, int]:
+        """Keep the entries of the stream that is read now, by the names of its own partitions."""
+        prefix = self.partition("")
+        own = {name: value for name, value in times.items() if self.generation == 0 or name.startswith(prefix)}
+        return {name.removeprefix(prefix): value for name, value in own.items() if name != RETRIED}
 
 
 class EventLog:
@@ -90,7 +105,7 @@ class EventLog:
 
     def read_until(self) -> ReadUntil:
         """Return how far the stream has been read, as recorded with the last commit of events."""
-        if self._read is None or self._table is None:
+        if self._read is None:
             self._read = ReadUntil()
             with self._stored.reading():
                 table = self.open()
@@ -121,17 +136,28 @@ class EventLog:
         if unreadable:
             self._set_aside(unreadable, now)
         before = self.read_until()
+        events = [event._replace(partition=before.partition(event.partition)) for event in events]
         offsets, known = dict(before.offsets), dict(before.known)
-        for event in (*events, *(each.event for each in unreadable)):
+        for event in events:
             offsets[event.partition] = max(offsets.get(event.partition, 0), event.offset + 1)
+        for name, offset in ((before.partition(each.event.partition), each.event.offset) for each in unreadable):
+            offsets[name] = max(offsets.get(name, 0), offset + 1)
         times = micros(rows[self._known])
         for event, time in zip(events, times.tolist(), strict=True):
             known[event.partition] = max(known.get(event.partition, time), time)
         late = before.late + int(np.count_nonzero(times < before.watermark))
-        self._commit(
-            self._with_positions(rows, events), ReadUntil(offsets, known, max(before.watermark, watermark(known)), late)
-        )
+        mark = max(before.watermark, watermark(before.of_stream(known)))
+        read = replace(before, offsets=offsets, known=known, watermark=mark, late=late)
+        self._commit(self._with_positions(rows, events), read)
         self._compact()
+
+    def follow(self, stream: str) -> ReadUntil:
+        """Return how far the stream with this name was read. Another stream than before is read from its beginning."""
+        read = self.read_until()
+        if read.stream and read.stream != stream:
+            read = replace(read, generation=read.generation + 1)
+        self._read = replace(read, stream=stream)
+        return self._read
 
     def _commit(self, rows: pa.Table, read: ReadUntil) -> None:
         options = {"schema_mode": "merge"} if self._table is not None else {"partition_by": [DAY_COLUMN.name]}
@@ -158,26 +184,36 @@ class EventLog:
             table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
         self._compacted = len(table.file_uris())
 
-    def rows(self, names: Sequence[str], days: Days | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the columns `names` of all events, or of those on `days`. Without a table, yield nothing."""
+    def rows(self, schema: pa.Schema, days: Days | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all events, or those on `days`, in the columns of `schema`. Columns that the table lacks are null."""
+        for batch in self._batches(schema.names, days):
+            yield self._in_schema(batch, schema)
+
+    def after(self, offsets: Mapping[str, int], schema: pa.Schema) -> pa.Table:
+        """Return the events from these offsets on, and all events of other partitions, in the columns of `schema`."""
+        names, ends = pa.array(list(offsets), pa.string()), pa.array(list(offsets.values()), pa.int64())
+        found = []
+        for batch in self._batches([*schema.names, PARTITION.name, OFFSET.name]):
+            # Partitions without an offset have no index, and null is not less than it.
+            end = ends.take(pc.index_in(batch[PARTITION.name], names))
+            seen = pc.fill_null(pc.less(batch[OFFSET.name], end), False)
+            found.append(self._in_schema(batch.filter(pc.invert(seen)), schema))
+        return pa.Table.from_batches(found, schema)
+
+    def _batches(self, names: Sequence[str], days: Days | None = None) -> Iterator[pa.RecordBatch]:
         with self._stored.reading():
             table = self.open()
             if table is None:
                 return
             only = None if days is None else {day for day in files_by_day(table) if day in days}
-            yield from dataset(table, self._stored.path, only).to_batches(columns=[*names])
+            data = dataset(table, self._stored.path, only)
+            yield from data.to_batches(columns=[name for name in names if name in data.schema.names])
 
-    def after(self, offsets: Mapping[str, int], names: Sequence[str]) -> pa.Table:
-        """Return the columns `names` of the events from these offsets on, and of all events of other partitions."""
-        import pyarrow.dataset as ds
-
-        with self._stored.reading():
-            table = self.open()
-            assert table is not None  # noqa: S101 - the caller has read its state
-            wanted = ~ds.field(PARTITION.name).isin(pa.array(list(offsets), pa.string()))
-            for name, offset in offsets.items():
-                wanted |= (ds.field(PARTITION.name) == name) & (ds.field(OFFSET.name) >= offset)
-            return dataset(table, self._stored.path).to_table(columns=[*names], filter=wanted)
+    @staticmethod
+    def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        none = {field.name: pa.nulls(len(batch), field.type) for field in schema}
+        columns = [batch[name] if name in batch.schema.names else none[name] for name in schema.names]
+        return pa.RecordBatch.from_arrays(columns, schema.names).cast(schema)
 
     def schema(self) -> pa.Schema | None:
         table = self.open()

@@ -34,11 +34,11 @@ _INT32, _INT64 = 1 << 31, 1 << 63
 
 
 class Event(NamedTuple):
-    """An undecoded event. `offset` is its position in its partition, ascending."""
+    """An undecoded event. `offset` is its position in its partition, ascending. `value` is None for a deletion."""
 
     partition: str
     offset: int
-    value: bytes
+    value: bytes | None
 
 
 class Unreadable(NamedTuple):
@@ -76,6 +76,9 @@ class Decoder:
         """
         decoded, readable, unreadable = [], [], list[Unreadable]()
         for event in events:
+            if event.value is None:
+                unreadable.append(Unreadable(event, "is a deletion, without a value"))
+                continue
             try:
                 decoded.append(self._decode(event.value))
             except IsthmusError:

@@ -4,6 +4,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -168,7 +169,7 @@ class KafkaReader:
                 self._ended.discard(name)
                 offset = message.offset() or 0
                 self._next[name] = offset + 1
-                events.append(Event(name, offset, message.value() or b""))
+                events.append(Event(name, offset, message.value()))
             elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
                 self._ended.add(name)
             elif error.code() in (
@@ -221,7 +222,16 @@ class RedisReader:
     def partitions(self) -> list[str]:
         return ["0"]
 
-    def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:  # noqa: ARG002
+    def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
+        with translate_errors(self._url):
+            found = bool(self._client.exists(self._stream.key))
+            last: Any = self._client.xinfo_stream(self._stream.key)["last-generated-id"] if found else b"0-0"
+        end = _offset(last) + 1
+        if not skip_expired and offsets.get("0", 0) > end:
+            raise DataError(
+                self._where, "its last entry is older than the last entry that was read: it was created again",
+                remedy="give the new stream another key, or run `isthmus stream --skip-expired`",
+            )  # fmt: skip
         self._next, self._at_end = offsets.get("0", 0), False
 
     def poll(self, limit: int, seconds: float) -> list[Event]:
@@ -231,7 +241,7 @@ class RedisReader:
             )
         entries = reply[0][1] if reply else []
         self._at_end = len(entries) < limit
-        events = [Event("0", _offset(name), fields.get(self._stream.member.encode(), b"")) for name, fields in entries]
+        events = [Event("0", _offset(name), fields.get(self._stream.member.encode())) for name, fields in entries]
         if events:
             self._next = events[-1].offset + 1
         return events
@@ -286,12 +296,12 @@ class FileReader:
             event = next(self._current, None)
             if event is not None:
                 events.append(event)
-                self._read[event.partition] = event.offset + 1
                 continue
-            left = [name for name in self.partitions() if self._read.get(name, 0) < self._length(name)]
-            self._at_end = not left
-            if left:
-                self._current = self._lines(left[0])
+            left = next((name for name in self.partitions() if self._read.get(name, 0) < self._length(name)), None)
+            self._at_end = left is None
+            if left is not None:
+                # Counted as read to its end: a file that is removed meanwhile must not be looked for again.
+                self._current, self._read[left] = self._lines(left, self._read.get(left, 0)), self._length(left)
             elif events or time.monotonic() >= end:
                 break
             else:
@@ -300,13 +310,15 @@ class FileReader:
 
     def _length(self, name: str) -> int:
         if name not in self._lengths:
-            with (self._folder / name).open("rb") as file:
-                self._lengths[name] = sum(1 for line in file if line.strip())
+            try:
+                with (self._folder / name).open("rb") as file:
+                    self._lengths[name] = sum(1 for line in file if line.strip())
+            except FileNotFoundError:  # removed since it was listed
+                return 0
         return self._lengths[name]
 
-    def _lines(self, name: str) -> Iterator[Event]:
-        start = self._read.setdefault(name, 0)
-        with (self._folder / name).open("rb") as file:
+    def _lines(self, name: str, start: int) -> Iterator[Event]:
+        with suppress(FileNotFoundError), (self._folder / name).open("rb") as file:
             for number, line in enumerate(line for line in file if line.strip()):
                 if number >= start:
                     yield Event(name, number, line.strip())
@@ -315,6 +327,7 @@ class FileReader:
         return {*self.partitions()} if self._at_end else set()
 
     def lag(self) -> dict[str, int]:
+        """Return the lines of the files that `poll` has not begun to read."""
         return {name: left for name in self.partitions() if (left := self._length(name) - self._read.get(name, 0)) > 0}
 
     def close(self) -> None:

@@ -197,7 +197,9 @@ def _engine_problems(
                 with _collecting(problems):
                     analyze(spark, declaration, _columns(contract, declaration), frames)
                     if spark and isinstance(declaration, FeatureView) and streamed(declaration):
-                        problems += stream_problems(spark, declaration, contract.views[declaration.name], frames)
+                        problems += stream_problems(
+                            spark, declaration, contract.views[declaration.name], frames, project.root
+                        )
     return problems
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -125,8 +126,14 @@ def stream(
 
 def _stopped_by_signals() -> threading.Event:
     stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if stopped.is_set() and number == signal.SIGINT:  # the second time: do not wait for a build
+            signal.default_int_handler(number, frame)
+        stopped.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stopped.set())
+        signal.signal(number, stop)
     return stopped
 
 

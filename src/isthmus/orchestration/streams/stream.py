@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import Event as Signal
 from typing import Any
@@ -17,23 +18,31 @@ from isthmus.features.contract.schema import Contract
 from isthmus.features.days import DAY, FIRST, LAST, Days
 from isthmus.features.definition.spec import FeatureView, Source
 from isthmus.features.definition.streams import FileStream
-from isthmus.features.errors import ContractMismatch, DataError, DependencyError, RequestError, one_of
+from isthmus.features.errors import (
+    ConfigurationError,
+    ContractMismatch,
+    DataError,
+    DependencyError,
+    RequestError,
+    one_of,
+)
 from isthmus.features.files import scratch_folder
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.projectstatus import StreamStatus
 from isthmus.features.redis.connection import connect, translate_errors
-from isthmus.features.streams.events import RETRIED, EventLog, ReadUntil
+from isthmus.features.streams.events import ReadUntil
 from isthmus.features.streams.formats import Decoder, Event, Unreadable
 from isthmus.features.streams.readers import StreamReader, open_reader
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.frames import event_log, read_sources, view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.streams.updater import ViewUpdater
-from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.build import build, outdated_views
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.transforms import engine
-from isthmus.transforms.views.events import columns_of, events_of, latest
-from isthmus.transforms.views.streamable import streamed
+from isthmus.transforms.views.compute import Frames
+from isthmus.transforms.views.events import columns_of, events_frame, events_of, known_since, latest
+from isthmus.transforms.views.streamable import event_decoder, stream_problems, streamed
 
 BATCH = 20_000
 """Most events of a micro-batch."""
@@ -95,7 +104,7 @@ def stream(
         except _ChangedError as change:
             say(f"starting again: {change}")
             project = Project(project.root)
-        except (_StorageError, DependencyError) as error:
+        except (_StorageError, DependencyError, OSError) as error:
             if once:
                 raise (error.__cause__ if isinstance(error, _StorageError) and error.__cause__ else error) from None
             if str(error) != problem:
@@ -146,11 +155,21 @@ class _Run:
             stack.enter_context(project.importing())
             stack.enter_context(translate_errors(url))
             online = OnlineStore(client, self._contract)
-            sources = [_SourceUpdater(project, self._contract, source, spark, folder, online, url, self._skip)
-                     for source in self._sources.values()]  # fmt: skip
+            sources = []
+            for declared in self._sources.values():
+                assert declared.stream is not None  # noqa: S101 - only such sources
+                reader = open_reader(declared.name, declared.stream, project.root, url)
+                stack.callback(reader.close)
+                source = _SourceUpdater(project, self._contract, declared, reader, spark, folder, online)
+                source.open([view for view in self._views if streamed(view)[0].name == source.name], self._skip)
+                sources.append(source)
+            if any(source.recovered for source in sources):
+                # A killed process may have written rows online that its last events have removed.
+                for source in sources:
+                    source.save(wait=True)
+                materialize(project, [view.name for view in self._views], full=True)
             for source in sources:
-                stack.callback(source.reader.close)
-                source.open([view for view in self._views if streamed(view)[0].name == source.name])
+                source.note_records()
             self._say(f"reading {', '.join(self._sources)}; press Ctrl-C to stop" if not once else "reading events")
             self._loop(sources, once, stopped)
             return {source.name: source.status() for source in sources}
@@ -164,6 +183,8 @@ class _Run:
             name for name, commit in commits.items()
             if commit is None or commit.contract != self._contract.views[name].hash or commit.days is None
         ]  # fmt: skip
+        if self._skip:  # the missing events were added to the data
+            missing = list(dict.fromkeys([*missing, *outdated_views(project, names)]))
         if missing:
             self._say(f"building {', '.join(missing)}")
             build(project, missing)
@@ -188,6 +209,7 @@ class _Run:
                 looked = now
                 self._require_unchanged(sources)
                 for source in sources:
+                    source.publish_due()
                     source.report()
             if (
                 now - saved > self._project.settings.stores.history_seconds
@@ -226,8 +248,8 @@ class _SourceUpdater:
     """Reads the stream of a source, keeps its events, and updates the views that read it."""
 
     def __init__(  # noqa: PLR0913 - the parts of a run
-        self, project: Project, contract: Contract, source: Source, spark: Any, folder: Path,
-        online: OnlineStore, url: str, skip_expired: bool,
+        self, project: Project, contract: Contract, source: Source, reader: StreamReader, spark: Any, folder: Path,
+        online: OnlineStore,
     ) -> None:  # fmt: skip
         assert source.stream is not None  # noqa: S101 - only such sources
         assert source.timestamp is not None  # noqa: S101 - checked with the declarations
@@ -235,53 +257,85 @@ class _SourceUpdater:
         self._spark, self._folder, self._online, self._offline = spark, folder, online, project.offline_store()
         self._known = source.known_column
         self._lateness = int(source.lateness / MICROSECOND)
-        self.reader: StreamReader = open_reader(source.name, source.stream, project.root, url)
-        self._log: EventLog = event_log(project, source)
+        self.reader, self._log = reader, event_log(project, source)
         self._archive = read_sources(project, spark, [source], folder)[source.name]
-        self._decoder = _decoder(project, source, columns_of(self._archive))
-        offsets = {name: at for name, at in self._log.read_until().offsets.items() if name != RETRIED}
-        self.reader.seek(offsets, skip_expired=skip_expired)
-        self._last_event = dict.fromkeys(self.reader.partitions(), time.monotonic())
+        self._columns = columns_of(self._archive)
+        self._decoder = event_decoder(source, self._columns, project.root)
+        self._last_event = dict[str, float]()
+        self._records = dict[str, bytes | None]()
+        self.recovered = False
         self._updaters: list[ViewUpdater] = []
         self._events, self._rows = 0, dict[str, int]()
         self._rate: list[tuple[float, int]] = []
         self._unreadable = len(self._log.unreadable())
         self.drained = False
 
-    def open(self, views: Sequence[FeatureView]) -> None:
-        """Open the views, and process the events that their tables lack."""
-        read = self._log.read_until()
+    def open(self, views: Sequence[FeatureView], skip_expired: bool) -> None:
+        """Open the views, process the events that their tables lack, and go to the first event that was not read."""
+        assert self.source.stream is not None  # noqa: S101 - only such sources
+        read = self._log.follow(self.source.stream.name)
+        self.reader.seek(read.of_stream(read.offsets), skip_expired=skip_expired)
+        self._last_event = dict.fromkeys(self.reader.partitions(), time.monotonic())
+        keys = list[str]()
         for view in views:
-            others = read_sources(
-                self._project, self._spark, [each for each in view.sources if each.stream is None], self._folder
-            )
-            compiled = self._contract.views[view.name]
+            compiled, frames = self._contract.views[view.name], self._frames_of(view)
             each = ViewUpdater(view, compiled, self.source, self._offline, self._online, self._project.now)
             commit = self._offline.commit(compiled)
             position = commit.origin.position if commit is not None else None
             watermark = self._start(read) if position is None or position.watermark is None else position.watermark
-            each.open(self._spark, others, self.load, watermark)
+            each.open(frames, self.load, watermark)
             offsets = {} if position is None else position.offsets.get(self.source.name, {})
-            if offsets != read.offsets and self._log.open() is not None:
-                left = self._log.after(offsets, self._decoder.schema.names)
-                each.add(left.select(self._decoder.schema.names).cast(self._decoder.schema))
+            if offsets != read.offsets:
+                left = self._log.after(offsets, self._columns)
+                self.recovered |= bool(len(left))
+                for start in range(0, len(left), BATCH):
+                    each.add(left.slice(start, BATCH))
                 each.emit(read.watermark)
             self._updaters.append(each)
             self._rows[view.name] = 0
+            if each.refuses_null_keys():
+                keys += [key.name for key in compiled.keys]
+        self._decoder = event_decoder(self.source, self._columns, self._project.root, keys)
+
+    def _frames_of(self, view: FeatureView) -> Callable[[pa.Table], AbstractContextManager[Frames]]:
+        static = [source for source in view.sources if source.stream is None]
+        others = read_sources(self._project, self._spark, static, self._folder)
+        self._require_streamable(view, others)
+
+        @contextmanager
+        def frames(events: pa.Table) -> Iterator[Frames]:
+            with events_frame(self._spark, events, self._folder) as frame:
+                yield {**others, self.source.name: frame}
+
+        return frames
+
+    def _require_streamable(self, view: FeatureView, others: Frames) -> None:
+        # `apply` has checked local files.
+        if not self.source.path or not self.source.local:
+            frames = {**others, self.source.name: self._archive}
+            contract = self._contract.views[view.name]
+            if problems := list(stream_problems(self._spark, view, contract, frames, self._project.root)):
+                raise ConfigurationError("definitions.py", problems)
 
     def _start(self, read: ReadUntil) -> int:
         """Return the watermark of a table that was built: just after the latest known time of all events."""
         last = latest(self._archive, self._known)
         return min(self._project.now(), max(FIRST if last is None else last, *read.known.values(), FIRST) + 1)
 
-    def load(self, first: int) -> pa.Table:
-        """Return all events from a time on, of the source's data and of the stream."""
-        schema, name = self._decoder.schema, self.source.timestamp or ""
-        archived = events_of(self._archive, self.source, first).cast(schema)
-        start = pa.scalar(first, pa.timestamp("us", "UTC"))
-        batches = [] if first >= LAST else list(self._log.rows(schema.names, Days(first // DAY, LAST // DAY + 1)))
-        events = pa.Table.from_batches([batch.select(schema.names).cast(schema) for batch in batches], schema)
-        return pa.concat_tables([archived, events.filter(pc.greater_equal(events[name], start))])
+    def load(self, first: int, known: int | None) -> pa.Table:
+        """Return the events from a time on, of the source's data and of the stream, and those known from `known` on."""
+        name = self.source.timestamp or ""
+        tables = [events_of(self._archive, self.source, first)]
+        if first < LAST:
+            wanted = _at_least(name, first)
+            if known is not None:
+                tables.append(known_since(self._archive, self._known, known))
+                wanted = pc.or_(wanted, _at_least(self._known, known))
+            days = None if known is not None else Days(first // DAY, LAST // DAY + 1)
+            batches = self._log.rows(self._columns, days)
+            tables += [pa.Table.from_batches([batch]).filter(wanted) for batch in batches]
+        events = pa.concat_tables([table.cast(self._columns) for table in tables])
+        return events.filter(pc.is_valid(events[name]))
 
     @property
     def unsaved(self) -> int:
@@ -309,7 +363,11 @@ class _SourceUpdater:
 
     def flush(self) -> None:
         for each in self._updaters:
-            self._rows[each.view.name] += each.flush()
+            self._rows[each.view.name] += each.flush(partial(self._save, each, wait=False))
+
+    def publish_due(self) -> None:
+        for each in self._updaters:
+            each.publish_due()
 
     @property
     def _idle_seconds(self) -> float:
@@ -325,24 +383,31 @@ class _SourceUpdater:
         return max(FIRST, max(times, default=FIRST) - self._lateness)
 
     def save(self, *, wait: bool) -> None:
-        offsets = self._log.read_until().offsets
         for each in self._updaters:
-            try:
-                # Not while a build or `isthmus pushes collect` writes the table: then the rows wait.
-                with self._project.adding_to(each.contract.table, wait=wait), _storing():
-                    each.refresh_table()
-                    each.save(offsets)
-            except BlockingIOError:
-                continue
-            except ContractMismatch as error:
-                raise _ChangedError(str(error)) from error
-            if each.incomplete:
-                raise _ChangedError(f"a late event removed the latest row of a key of {each.view.name}")
+            self._save(each, wait=wait)
+
+    def _save(self, each: ViewUpdater, *, wait: bool) -> bool:
+        """Commit the rows of a view to its table. Return False, unless `wait`, if another process writes it."""
+        try:
+            # Not while a build or `isthmus pushes collect` writes the table: then the rows wait.
+            with self._project.adding_to(each.contract.table, wait=wait), _storing():
+                each.refresh_table()
+                each.save(self._log.read_until().offsets)
+        except BlockingIOError:
+            return False
+        except ContractMismatch as error:
+            raise _ChangedError(str(error)) from error
+        if each.incomplete:
+            raise _ChangedError(f"a late event removed the latest row of a key of {each.view.name}")
+        return True
+
+    def note_records(self) -> None:
+        """Remember the last materialization of each view, to notice another one."""
+        self._records = {each.view.name: self._online.record_text(each.contract) for each in self._updaters}
 
     def require_unchanged(self) -> None:
         for each in self._updaters:
-            record = self._online.published(each.contract)
-            if record is None or record.contract != each.contract.hash or record.stamp is not None:
+            if self._online.record_text(each.contract) != self._records[each.view.name]:
                 raise _ChangedError(f"the rows of {each.view.name} in Redis were replaced")
 
     def status(self) -> StreamStatus:
@@ -359,10 +424,8 @@ class _SourceUpdater:
         self.status().write(self._project.state, self.source.name)
 
 
-def _decoder(project: Project, source: Source, schema: pa.Schema) -> Decoder:
-    assert source.stream is not None  # noqa: S101 - only such sources
-    required = [name for name in (source.timestamp, source.known) if name is not None]
-    return Decoder(source.name, schema, required, source.stream.format, project.root)
+def _at_least(column: str, time: int) -> pc.Expression:
+    return pc.field(column) >= pa.scalar(time, pa.timestamp("us", "UTC"))
 
 
 def _read(
@@ -402,7 +465,7 @@ def retry_unreadable(project: Project, views: Sequence[str] | None = None) -> di
             events = [Event(*place) for place in zip(*columns, strict=True)]
             found[name] = (0, list[Unreadable]())
             if schema is not None and events:
-                rows, readable, unreadable = _read(project, source, _decoder(project, source, schema), events)
+                rows, readable, unreadable = _read(project, source, event_decoder(source, schema, project.root), events)
                 log.retry(rows, readable)
                 found[name] = (len(readable), unreadable)
     return found

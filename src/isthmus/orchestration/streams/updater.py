@@ -1,6 +1,7 @@
 """Keep a view up to date from a stream: compute the rows that events change, and write them to Redis and the table."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.features.contract.schema import ViewContract
-from isthmus.features.days import FIRST, LAST
+from isthmus.features.days import DAY, FIRST, LAST
 from isthmus.features.definition.spec import FeatureView, Source
-from isthmus.features.errors import ContractMismatch
+from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.offline.canonical import canonical, identity, rows_not_in
 from isthmus.features.offline.commits import StreamPosition
 from isthmus.features.offline.history import table_schema
@@ -21,7 +22,6 @@ from isthmus.features.publishing.publish import write_rows
 from isthmus.features.streams.window import EventWindow, distinct_keys, has_key
 from isthmus.features.values.arrow import micros
 from isthmus.transforms.views.compute import Frames, returns_known, stream_view
-from isthmus.transforms.views.events import events_frame
 
 # The rules, with K the known time of a new event, and L the view's look-back:
 #
@@ -32,6 +32,9 @@ from isthmus.transforms.views.events import events_frame
 # * A late event may change rows that were written. These rows are computed and compared with the written ones.
 #
 # So, whatever the order of the events, the table ends with the rows that a build computes from the same events.
+
+
+Load = Callable[[int, int | None], pa.Table]
 
 
 class ViewUpdater:
@@ -59,34 +62,55 @@ class ViewUpdater:
         self._columns = [*self._names, "content_hash"]
         empty = table_schema(contract).empty_table()
         self._pending, self._unsaved_rows, self._unsaved_removals = empty, empty, empty.select(self._names)
+        self._future = empty
         self._served: list[pa.Table] = []
         self._flushed: pa.Table | None = None
         self.incomplete = False
         self.newest: int | None = None
 
-    def open(self, spark: Any, others: Frames, load: Callable[[int], pa.Table], watermark: int) -> None:
+    def open(self, frames: Callable[[pa.Table], AbstractContextManager[Frames]], load: Load, watermark: int) -> None:
         """Start from the rows of the table, and the events that the next rows may depend on.
 
-        `others` are the DataFrames of the sources without a stream. `load` returns the events of the stream's source
-        from a time on.
+        `frames` makes the DataFrames of the view's sources from events of the stream's source. `load` returns the
+        events of that source from a time on, and also those known from a second time on.
         """
-        self._spark, self._others, self._load, self.watermark = spark, others, load, watermark
-        self._history = history = self._offline.history(self.contract)
-        self._returns_known = returns_known(self.view, self.contract, self._frames(load(LAST)))
-        first = self.first_needed(watermark)
-        window = self._window = EventWindow(load(first), self.source.timestamp or "", first)
-        self._pending = self._known_from(self._compute(window.events, self._lowest(watermark, None)), watermark)
         import pyarrow.dataset as ds
 
+        self._frames, self._load, self.watermark = frames, load, watermark
+        self._history = history = self._offline.history(self.contract)
+        with frames(load(LAST, None)) as none:
+            self._returns_known = returns_known(self.view, self.contract, none)
+        lowest = self._lowest(watermark, None)
+        first = lowest - self._reach
+        if self._returns_known:
+            # Events may become known long after their own time. Their rows are pending, too.
+            known = load(first, watermark)
+            times = micros(known.filter(pc.greater_equal(known[self._known], _time(watermark)))[self.source.timestamp])
+            lowest = min(lowest, int(times.min(initial=lowest + self._reach)) - self._reach)
+            first = lowest - self._reach
+        self._window = EventWindow(load(first, None), self.source.timestamp or "", first)
+        self._pending = self._known_from(self._compute(self._window.events, lowest), watermark)
+        now = self._now()
         with self._offline.reading(self.contract.table):
             assert not isinstance(history.data, pa.Table)  # noqa: S101 - a history of the store
             later = history.data.to_table(["known_at"], ds.field("known_at") >= _time(watermark))
-        # Rows of a build may be newer than the watermark.
+            self._future = history.data.to_table(self._future.column_names, ds.field("known_at") > _time(now)).cast(
+                self._future.schema
+            )
+        # Rows of a build or a flush may be newer than the watermark.
         self._written_before = max(watermark, int(micros(later["known_at"]).max(initial=watermark - 1)) + 1)
 
-    def first_needed(self, watermark: int) -> int:
-        """Return the earliest time of an event that rows known at the watermark or later can use."""
-        return self._lowest(watermark, None) - self._reach
+    def refuses_null_keys(self) -> bool:
+        """Return True if an event with a null key would make the view fail, in this process and in builds."""
+        events = self._window.events.slice(0, 1)
+        for name in self._keys:
+            place = events.column_names.index(name)
+            events = events.set_column(place, name, pa.nulls(len(events), events[name].type))
+        try:
+            self._compute(events, FIRST)
+        except DataError:
+            return True
+        return False
 
     @property
     def unsaved(self) -> int:
@@ -108,7 +132,7 @@ class ViewUpdater:
         lowest = self._lowest(known, int(micros(events[self.source.timestamp]).min()))
         first = lowest - self._reach
         if first < self._window.first:
-            events = self._load(first)
+            events = self._load(first, None)
             events = events.filter(has_key(events, keys))
         else:
             events = self._window.with_keys(keys, first)
@@ -124,53 +148,77 @@ class ViewUpdater:
     def _correct(self, keys: pa.Table, rows: pa.Table, changed: pa.Table, known: int, lowest: int) -> None:
         """Replace written rows that late events change, online and, with the next `save`, in the table."""
         written = self._stored(keys, known, lowest)
-        final = changed.filter(pc.less(changed["known_at"], _time(self.watermark)))
+        bound = _time(self._written_before)
+        final = changed.filter(pc.less(changed["known_at"], bound))
         different = final.take(_places(rows_not_in(_numbered(final, self._columns), written)))
-        gone = rows_not_in(written.select(self._names), changed.select(self._names))
+        gone = self._without_pushed(rows_not_in(written.select(self._names), changed.select(self._names)))
         if not len(different) and not len(gone):
             return
         self._keep(different, gone)
         corrected = distinct_keys(pa.concat_tables([different.select(self._keys), gone.select(self._keys)]), self._keys)
-        mine = rows.filter(pc.and_(has_key(rows, corrected), pc.less(rows["known_at"], _time(self.watermark))))
-        latest = self._latest(mine)
+        latest = self._latest_due(rows.filter(pc.and_(has_key(rows, corrected), pc.less(rows["known_at"], bound))))
         self.incomplete |= len(latest) < len(corrected)
-        self._publish(latest, self._now())
+        self._publish(self._not_overtaken(latest), self._now())
+
+    def _without_pushed(self, identities: pa.Table) -> pa.Table:
+        """Keep the keys and times that no client has pushed. Pushed rows stay, whatever the events are."""
+        if not len(identities):
+            return identities
+        log = PushLog(self._offline.root, self.contract.table, self._offline.storage_options)
+        days = sorted({int(day) for day in micros(identities["event_timestamp"]) // DAY})
+        pushed = log.rows(self.contract, days).select(self._names)
+        return rows_not_in(identities, pushed.cast(identities.schema))
 
     def emit(self, watermark: int) -> int:
         """Write the rows known before the new watermark to Redis, and keep them for `save`. Return their number."""
         self.watermark = max(self.watermark, watermark)
         ready = pc.less(self._pending["known_at"], _time(self.watermark))
         rows, self._pending = self._pending.filter(ready), self._pending.filter(pc.invert(ready))
-        self._window.forget(self.first_needed(self.watermark))
-        return self._emit(rows, self.watermark)
-
-    def flush(self) -> int:
-        """Write the pending rows to Redis before the watermark passes them, and keep them for `save`.
-
-        Use it when no event is left to wait for. The rows stay pending, since later events may change them. Return
-        their number.
-        """
-        if self._pending is self._flushed:
-            return 0
-        self._flushed = self._pending
-        return self._emit(self._pending, int(micros(self._pending["known_at"]).max(initial=self.watermark - 1)) + 1)
-
-    def _emit(self, rows: pa.Table, until: int) -> int:
+        self._window.forget(self._lowest(self.watermark, None) - self._reach)
         if len(rows):
             # Rows of a flush or of a build may have been written already, and be different now.
             again = int(micros(rows["known_at"]).min()) < self._written_before
             self._keep(rows, rows.select(self._names).slice(0, 0))
-            latest = self._latest(rows)
-            self._publish(self._not_overtaken(latest) if again else latest, self._now() if again else None)
-        self._written_before = max(self._written_before, until)
+            latest = self._latest_due(rows)
+            # A row that became known later than others may have an earlier event time.
+            latest = self._not_overtaken(latest) if again or self._returns_known else latest
+            self._publish(latest, self._now() if again else None)
+        self._written_before = max(self._written_before, self.watermark)
         return len(rows)
+
+    def flush(self, save: Callable[[], bool]) -> int:
+        """Write the pending rows to the table and to Redis before the watermark passes them. Return their number.
+
+        Use it when no event is left to wait for. The rows stay pending, since later events may change them. `save`
+        calls the method `save`, and returns False if the table is busy; then nothing is written to Redis. The table
+        comes first: if the process is killed in between, the next start knows which rows Redis may have.
+        """
+        rows = self._pending
+        if rows is self._flushed:
+            return 0
+        self._keep(rows, rows.select(self._names).slice(0, 0))
+        self._written_before = max(self._written_before, int(micros(rows["known_at"]).max(initial=FIRST)) + 1)
+        if not save():
+            return 0
+        self._flushed = rows
+        self._publish(self._not_overtaken(self._latest_due(rows)), self._now())
+        return len(rows)
+
+    def publish_due(self) -> None:
+        """Write the rows to Redis whose times were in the future when they were computed, and are not any more."""
+        due = self._is_due(self._future)
+        if pc.any(due).as_py():
+            rows, self._future = self._future.filter(due), self._future.filter(pc.invert(due))
+            self._publish(self._not_overtaken(self._latest(rows)), self._now())
 
     def _not_overtaken(self, latest: pa.Table) -> pa.Table:
         """Keep the rows without a later written row of their key."""
         if not len(latest):
             return latest
         written = self._stored(latest.select(self._keys), FIRST, int(micros(latest["event_timestamp"]).min()))
-        newest = self._latest(written).select([*self._keys, "event_timestamp", "known_at"])
+        newest = self._latest(written.filter(self._is_due(written))).select(
+            [*self._keys, "event_timestamp", "known_at"]
+        )
         return latest.take(
             _places(
                 _numbered(latest, newest.column_names).join(newest, newest.column_names, join_type="left semi")
@@ -214,14 +262,11 @@ class ViewUpdater:
         return (known - self._reach if event is None else event) - self._reach
 
     def _compute(self, events: pa.Table, lowest: int) -> pa.Table:
-        tables = list(stream_view(self.view, self.contract, self._frames(events), (lowest, LAST)))
-        rows = [table for table in tables if len(table)]
+        with self._frames(events) as frames:
+            rows = [table for table in stream_view(self.view, self.contract, frames, (lowest, LAST)) if len(table)]
         if not rows:
             return self._pending.slice(0, 0)
         return canonical(self.contract, pa.concat_tables(rows))
-
-    def _frames(self, events: pa.Table) -> "Frames":
-        return {**self._others, self.source.name: events_frame(self._spark, events)}
 
     @staticmethod
     def _known_from(rows: pa.Table, known: int) -> pa.Table:
@@ -246,6 +291,8 @@ class ViewUpdater:
         return pa.concat_tables([stored, mine.cast(stored.schema)])
 
     def _keep(self, rows: pa.Table, gone: pa.Table) -> None:
+        if len(self._future):
+            self._future = rows_without(self._future, pa.concat_tables([rows.select(self._names), gone]))
         if len(self._unsaved_rows):
             self._unsaved_rows = rows_without(self._unsaved_rows, pa.concat_tables([rows.select(self._names), gone]))
         self._unsaved_rows = pa.concat_tables([self._unsaved_rows, rows])
@@ -253,10 +300,17 @@ class ViewUpdater:
             [rows_without(self._unsaved_removals, rows.select(self._names)), gone]
         )
 
-    def _latest(self, rows: pa.Table) -> pa.Table:
-        """Return the latest row of each key whose times are not in the future."""
+    def _is_due(self, rows: pa.Table) -> pa.ChunkedArray:
         now = _time(self._now())
-        rows = rows.filter(pc.and_(pc.less_equal(rows["known_at"], now), pc.less_equal(rows["event_timestamp"], now)))
+        return pc.and_(pc.less_equal(rows["known_at"], now), pc.less_equal(rows["event_timestamp"], now))
+
+    def _latest_due(self, rows: pa.Table) -> pa.Table:
+        """Return the latest row of each key. Rows whose times are in the future are kept for `publish_due`."""
+        due = self._is_due(rows)
+        self._future = pa.concat_tables([self._future, rows.filter(pc.invert(due))])
+        return self._latest(rows.filter(due))
+
+    def _latest(self, rows: pa.Table) -> pa.Table:
         order = [(name, "descending") for name in ("event_timestamp", "known_at", "content_hash")]
         places = rows.select(self._columns).append_column("_row", pa.array(np.arange(len(rows)))).sort_by(order)
         first = places.group_by(self._keys, use_threads=False).aggregate([("_row", "first")])["_row_first"]

@@ -53,7 +53,8 @@ def build(
     selected = [project.definitions.views[name] for name in view_names(project, views)]
     store, now = project.offline_store(), project.now()
     tables = [contract.views[view.name].table for view in selected]
-    with copy_sources(project, selected) as landed, project.building(tables), ExitStack() as stack:
+    # The lock comes first: no streamed row may be added between the copy of the events and the commit.
+    with project.building(tables), copy_sources(project, selected) as landed, ExitStack() as stack:
         contents = _contents(project, selected, landed)
         # Compute and check all views before writing, so that a bad view leaves every table unchanged.
         findings: list[Finding] = []
@@ -171,6 +172,8 @@ def build_range(
         return built
     selected = [declared[name] for name in ranges]
     with ExitStack() as stack:
+        streaming = [view.name for view in selected if any(source.stream is not None for source in view.sources)]
+        stack.enter_context(project.building([contract.views[name].table for name in streaming]))
         landed = stack.enter_context(copy_sources(project, selected, _within(selected, contract, ranges)))
         contents = _contents(project, selected, landed)
         frames = stack.enter_context(source_frames(project, selected, landed))
@@ -200,6 +203,9 @@ class _Run:
         before = self.store.extendable(self.compiled)
         _refuse_retyped(self.view, before, self.origin)
         same = before is not None and self.origin.content and before.origin.content == self.origin.content
+        if before is not None and self.origin.position is not None:
+            known = before.origin.position
+            same = same and known is not None and known.offsets == self.origin.position.offsets
         done = before.done if before is not None and same else ()
         left = [part for rest in within.without(done) for part in rest.steps(step)]
         days, total = 0, sum(map(len, left))

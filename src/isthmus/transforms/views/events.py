@@ -1,25 +1,46 @@
 """Convert events between Arrow tables and DataFrames."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pyarrow as pa
 
+from isthmus.features import clock
 from isthmus.features.days import LAST
 from isthmus.features.definition.spec import Source
 from isthmus.features.values.arrow import micros
 from isthmus.transforms.sources import narrow
+from isthmus.transforms.tables import parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def events_frame(spark: "SparkSession", events: pa.Table) -> "DataFrame":
-    """Return events as a DataFrame, in which rows that are equal in all columns are one."""
+_LARGE = 32 << 20
+"""Bytes of events from which on they go to the engine in a file: a message may have 128 MiB."""
+
+
+@contextmanager
+def events_frame(spark: "SparkSession", events: pa.Table, folder: Path) -> "Iterator[DataFrame]":
+    """Yield events as a DataFrame, in which rows that are equal in all columns are one.
+
+    Many events are written to a file in `folder`, which is deleted after the block.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
+    if events.nbytes > _LARGE:
+        file = parquet.write_batches(events.schema, events.to_batches(), folder / f"{uuid4().hex}.parquet")
+        try:
+            yield parquet.read(spark, str(file)).distinct()
+        finally:
+            file.unlink()
+        return
     # PySpark infers no schema from an empty table.
     empty = [] if len(events) else [from_arrow_schema(events.schema)]
-    return spark.createDataFrame([] if empty else events, *empty).distinct()
+    yield spark.createDataFrame([] if empty else events, *empty).distinct()
 
 
 def latest(frame: "DataFrame", column: str) -> int | None:
@@ -33,6 +54,11 @@ def latest(frame: "DataFrame", column: str) -> int | None:
 def events_of(frame: "DataFrame", source: Source, first: int, end: int = LAST) -> pa.Table:
     """Return the rows of a source whose time is null or in [first, end), in microseconds since 1970 UTC."""
     return narrow(frame, source, first, end).toArrow()
+
+
+def known_since(frame: "DataFrame", column: str, time: int) -> pa.Table:
+    """Return the rows whose time in `column` is `time` or later, in microseconds since 1970 UTC."""
+    return frame.where(frame[column] >= clock.moment(time)).toArrow()
 
 
 def columns_of(frame: "DataFrame") -> pa.Schema:

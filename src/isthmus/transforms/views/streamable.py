@@ -1,7 +1,9 @@
 """Check which views a stream can keep up to date: a key's rows must depend on its own earlier events alone."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +13,12 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import FeatureView, Source
 from isthmus.features.errors import Problem, one_of
+from isthmus.features.streams.formats import Decoder
 from isthmus.features.streams.window import distinct_keys, has_key
 from isthmus.features.values.arrow import micros
 from isthmus.transforms.views.compute import Frames, stream_view
 from isthmus.transforms.views.difference import difference, sort_rows
-from isthmus.transforms.views.events import events_frame, events_of, latest
+from isthmus.transforms.views.events import columns_of, events_frame, events_of, latest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,12 +32,14 @@ def streamed(view: FeatureView) -> list[Source]:
 
 
 def stream_problems(
-    spark: "SparkSession", view: FeatureView, contract: ViewContract, frames: Frames
+    spark: "SparkSession", view: FeatureView, contract: ViewContract, frames: Frames, root: Path
 ) -> Iterator[Problem]:
     """Yield the reasons why `isthmus stream` cannot keep a view up to date.
 
     Call it only for a view that reads a stream. Computes rows from the latest events of the source's data, for some
     keys, drawn with a fixed seed. Finds nothing if the source has no rows. `frames` has the DataFrames of the sources.
+    Schema files of the stream's format are below `root`. Raises ConfigurationError if such a file cannot be read, or
+    events cannot have a column's type.
     """
     where = f"view {view.name}"
     sources = streamed(view)
@@ -55,16 +60,27 @@ def stream_problems(
                       f"the join keys of the view among {one_of(columns)}",
                       "add the key to the events, or leave stream= out")  # fmt: skip
         return
-    yield from _drawn_problems(spark, where, view, contract, source, frames)
+    event_decoder(source, columns_of(frames[source.name]), root)
+    with TemporaryDirectory(prefix="isthmus-") as folder:
+        yield from _drawn_problems(spark, view, contract, source, frames, Path(folder))
+
+
+def event_decoder(source: Source, columns: pa.Schema, root: Path, keys: Sequence[str] = ()) -> Decoder:
+    """Return the decoder of a source's stream. `columns` are those of the source's data; `keys` must not be null."""
+    assert source.stream is not None  # noqa: S101 - the caller asks only for such sources
+    times = [name for name in (source.timestamp, source.known) if name is not None]
+    return Decoder(source.name, columns, [*times, *keys], source.stream.format, root)
 
 
 def _drawn_problems(
-    spark: "SparkSession", where: str, view: FeatureView, contract: ViewContract, source: Source, frames: Frames
+    spark: "SparkSession", view: FeatureView, contract: ViewContract, source: Source, frames: Frames, folder: Path
 ) -> Iterator[Problem]:
-    timestamp, known = source.timestamp or "", source.known_column
+    where, timestamp, known = f"view {view.name}", source.timestamp or "", source.known_column
     if (end := latest(frames[source.name], timestamp)) is None:
         return
     events = events_of(frames[source.name], source, end - 2 * (contract.lookback or 0) - 1, end + 1)
+    # A stream has no events without times.
+    events = events.filter(pc.and_(pc.is_valid(events[timestamp]), pc.is_valid(events[known])))
     names = [key.name for key in contract.keys]
     keys = distinct_keys(events, names)
     if not len(keys):
@@ -72,8 +88,8 @@ def _drawn_problems(
     chosen = keys.take(pa.array(np.random.default_rng(0).permutation(len(keys))[:KEYS]))
 
     def rows(part: pa.Table) -> pa.Table:
-        own: dict[str, Any] = {**frames, source.name: events_frame(spark, part)}
-        tables = list(stream_view(view, contract, own, (FIRST, LAST)))
+        with events_frame(spark, part, folder) as frame:
+            tables = list(stream_view(view, contract, {**frames, source.name: frame}, (FIRST, LAST)))
         return pa.concat_tables(tables) if tables else pa.table({})
 
     complete = rows(events)
