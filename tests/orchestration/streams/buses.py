@@ -63,12 +63,15 @@ service = FeatureService("crowding", features=[crowding])
 @dataclass(frozen=True)
 class Buses:
     root: Path
+    engine: str = "sail"
 
     def write(self, stream: str, archive: pa.Table, redis: str = "embedded") -> Project:
         (self.root / "data" / "in").mkdir(parents=True, exist_ok=True)
         pq.write_table(archive, self.root / "data" / "stops.parquet")
         (self.root / "definitions.py").write_text(DEFINITIONS.format(stream=stream))
-        settings = f'engine = "sail"\n[project]\nname = "buses"\n[stores]\nonline = "{redis}"\nhistory_seconds = 1\n'
+        settings = (
+            f'engine = "{self.engine}"\n[project]\nname = "buses"\n[stores]\nonline = "{redis}"\nhistory_seconds = 1\n'
+        )
         (self.root / "isthmus.toml").write_text(settings)
         apply(self.project)
         return self.project

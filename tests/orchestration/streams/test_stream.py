@@ -48,6 +48,7 @@ from tests.broker import broker, create_topic, produce
 from tests.orchestration.server.served import served
 from tests.orchestration.streams.buses import BEGIN, Buses, as_json, distinct, shuffled, stops
 from tests.servers import redis_server
+from tests.transforms.connect import connect_server
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +182,17 @@ def test_files_that_appear_later(tmp_path: Path, kafka: str) -> None:
         following.stop()
         stream(project, once=True)
     assert buses.rows() == buses.oracle(EVENTS)
+
+
+@pytest.mark.accept
+def test_spark_connect_computes_the_same_rows(tmp_path: Path, kafka: str) -> None:
+    with connect_server(tmp_path / "spark.log") as url:
+        buses = Buses(tmp_path / "buses", url)
+        source = Source("kafka", buses, kafka)
+        project = buses.write(source.declared, ARCHIVE)
+        source.send(as_json(shuffled(LATER)))
+        stream(project, once=True)
+        same_as(buses, EVENTS)
 
 
 def same_as(buses: Buses, events: pa.Table) -> None:
