@@ -60,7 +60,7 @@ class ViewUpdater:
         self._names = identity(contract)
         self._reach = contract.lookback or 0
         self._columns = [*self._names, "content_hash"]
-        empty = table_schema(contract).empty_table()
+        self._empty = empty = table_schema(contract).empty_table()
         self._pending, self._unsaved_rows, self._unsaved_removals = empty, empty, empty.select(self._names)
         self._future = empty
         self._served: list[pa.Table] = []
@@ -90,13 +90,11 @@ class ViewUpdater:
             first = lowest - self._reach
         self._window = EventWindow(load(first, None), self.source.timestamp or "", first)
         self._pending = self._known_from(self._compute(self._window.events, lowest), watermark)
-        now = self._now()
         with self._offline.reading(self.contract.table):
             assert not isinstance(history.data, pa.Table)  # noqa: S101 - a history of the store
             later = history.data.to_table(["known_at"], ds.field("known_at") >= _time(watermark))
-            self._future = history.data.to_table(self._future.column_names, ds.field("known_at") > _time(now)).cast(
-                self._future.schema
-            )
+            future = history.data.to_table(self._empty.column_names, ds.field("known_at") > _time(self._now()))
+        self._future = future.cast(self._empty.schema)
         # Rows of a build or a flush may be newer than the watermark.
         self._written_before = max(watermark, int(micros(later["known_at"]).max(initial=watermark - 1)) + 1)
 
@@ -150,7 +148,7 @@ class ViewUpdater:
         written = self._stored(keys, known, lowest)
         bound = _time(self._written_before)
         final = changed.filter(pc.less(changed["known_at"], bound))
-        different = final.take(_places(rows_not_in(_numbered(final, self._columns), written)))
+        different = rows_not_in(final, written)
         gone = self._without_pushed(rows_not_in(written.select(self._names), changed.select(self._names)))
         if not len(different) and not len(gone):
             return
@@ -216,14 +214,8 @@ class ViewUpdater:
         if not len(latest):
             return latest
         written = self._stored(latest.select(self._keys), FIRST, int(micros(latest["event_timestamp"]).min()))
-        newest = self._latest(written.filter(self._is_due(written))).select(
-            [*self._keys, "event_timestamp", "known_at"]
-        )
-        return latest.take(
-            _places(
-                _numbered(latest, newest.column_names).join(newest, newest.column_names, join_type="left semi")
-            ).sort()
-        )
+        newest = self._latest(written.filter(self._is_due(written))).select(self._names)
+        return rows_not_in(latest, rows_not_in(latest, newest).select(self._names))
 
     def refresh_table(self) -> None:
         """Read the state of the table. Raise ContractMismatch if a build replaced it; collected pushes are fine."""
@@ -247,10 +239,7 @@ class ViewUpdater:
             position = StreamPosition(self.watermark, {self.source.name: dict(offsets)})
             self._offline.replace_rows(self.contract, self._unsaved_rows, self._unsaved_removals, position)
             self._history = self._offline.history(self.contract)
-            self._unsaved_rows, self._unsaved_removals = (
-                self._unsaved_rows.slice(0, 0),
-                self._unsaved_removals.slice(0, 0),
-            )
+            self._unsaved_rows, self._unsaved_removals = self._empty, self._empty.select(self._names)
 
     def _lowest(self, known: int, event: int | None) -> int:
         """Return the earliest event time of a row that an event can change, from its known time and its own time.
@@ -264,9 +253,7 @@ class ViewUpdater:
     def _compute(self, events: pa.Table, lowest: int) -> pa.Table:
         with self._frames(events) as frames:
             rows = [table for table in stream_view(self.view, self.contract, frames, (lowest, LAST)) if len(table)]
-        if not rows:
-            return self._pending.slice(0, 0)
-        return canonical(self.contract, pa.concat_tables(rows))
+        return canonical(self.contract, pa.concat_tables(rows)) if rows else self._empty
 
     @staticmethod
     def _known_from(rows: pa.Table, known: int) -> pa.Table:
@@ -285,20 +272,16 @@ class ViewUpdater:
         stored = stored.filter(has_key(stored, keys))
         overruled = pa.concat_tables([self._unsaved_rows.select(self._names), self._unsaved_removals])
         stored = rows_not_in(stored, overruled.cast(stored.select(self._names).schema))
-        mine = self._known_from(self._unsaved_rows.filter(has_key(self._unsaved_rows, keys)), known).select(
-            self._columns
-        )
-        return pa.concat_tables([stored, mine.cast(stored.schema)])
+        mine = self._known_from(self._unsaved_rows.filter(has_key(self._unsaved_rows, keys)), known)
+        return pa.concat_tables([stored, mine.select(self._columns).cast(stored.schema)])
 
     def _keep(self, rows: pa.Table, gone: pa.Table) -> None:
-        if len(self._future):
-            self._future = rows_without(self._future, pa.concat_tables([rows.select(self._names), gone]))
-        if len(self._unsaved_rows):
-            self._unsaved_rows = rows_without(self._unsaved_rows, pa.concat_tables([rows.select(self._names), gone]))
-        self._unsaved_rows = pa.concat_tables([self._unsaved_rows, rows])
-        self._unsaved_removals = pa.concat_tables(
-            [rows_without(self._unsaved_removals, rows.select(self._names)), gone]
-        )
+        """Keep rows, and the keys and times of removed rows, for `save`."""
+        own = rows.select(self._names)
+        replaced = pa.concat_tables([own, gone])
+        self._future = rows_not_in(self._future, replaced)
+        self._unsaved_rows = pa.concat_tables([rows_not_in(self._unsaved_rows, replaced), rows])
+        self._unsaved_removals = pa.concat_tables([rows_not_in(self._unsaved_removals, own), gone])
 
     def _is_due(self, rows: pa.Table) -> pa.ChunkedArray:
         now = _time(self._now())
@@ -323,18 +306,6 @@ class ViewUpdater:
             write_rows(self._online, self.contract, rows, horizon)
             accepted = pa.array(np.full(len(rows), self._now()), ACCEPTED.type)
             self._served.append(rows.append_column(ACCEPTED, accepted))
-
-
-def rows_without(rows: pa.Table, identities: pa.Table) -> pa.Table:
-    return rows.take(_places(rows_not_in(_numbered(rows, identities.column_names), identities)))
-
-
-def _numbered(rows: pa.Table, names: list[str]) -> pa.Table:
-    return rows.select(names).append_column("_place", pa.array(np.arange(len(rows))))
-
-
-def _places(rows: pa.Table) -> pa.ChunkedArray:
-    return rows["_place"]
 
 
 def _time(micros: int) -> pa.Scalar:
