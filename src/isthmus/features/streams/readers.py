@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -103,13 +103,8 @@ class KafkaReader:
         return list(self._next)
 
     def _existing(self) -> list[str]:
-        try:
+        with self._answering():
             metadata = self._consumer.list_topics(self._topic, timeout=_SILENCE_SECONDS)
-        except self._kafka.KafkaException as error:
-            raise DependencyError(
-                self._where, f"{self._servers} does not answer ({error.args[0].str()})",
-                remedy="start the broker, or correct servers=; no event is lost, it is read again from its offset",
-            ) from error  # fmt: skip
         topic = metadata.topics.get(self._topic)
         if topic is None or topic.error is not None or not topic.partitions:
             raise DataError(self._where, f"the topic does not exist at {self._servers}",
@@ -143,18 +138,25 @@ class KafkaReader:
         )  # fmt: skip
 
     def _assign(self) -> None:
-        self._consumer.assign(
-            [self._kafka.TopicPartition(self._topic, int(name), at) for name, at in self._next.items()]
-        )
+        place = self._kafka.TopicPartition
+        self._consumer.assign([place(self._topic, int(name), at) for name, at in self._next.items()])
 
-    def _bounds(self, name: str) -> tuple[int, int]:
+    def _bounds(self, name: str, *, cached: bool = False) -> tuple[int, int]:
+        place = self._kafka.TopicPartition(self._topic, int(name))
+        with self._answering():
+            bounds: tuple[int, int] = self._consumer.get_watermark_offsets(place, _SILENCE_SECONDS, cached)
+            return bounds
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
         try:
-            low, high = self._consumer.get_watermark_offsets(
-                self._kafka.TopicPartition(self._topic, int(name)), timeout=_SILENCE_SECONDS
-            )
+            yield
         except self._kafka.KafkaException as error:
-            raise DependencyError(self._where, f"{self._servers} does not answer ({error.args[0].str()})") from error
-        return low, high
+            raise self._silent(error.args[0].str()) from error
+
+    def _silent(self, problem: str) -> DependencyError:
+        remedy = "start the broker, or correct servers=; no event is lost, it is read again from its offset"
+        return DependencyError(self._where, f"{self._servers} does not answer ({problem})", remedy=remedy)
 
     def poll(self, limit: int, seconds: float) -> list[Event]:
         if time.monotonic() - self._looked > _REFRESH_SECONDS:
@@ -162,7 +164,7 @@ class KafkaReader:
             if new:
                 self._next |= dict.fromkeys(new, 0)
                 self._assign()
-        events: list[Event] = []
+        events, kinds = list[Event](), self._kafka.KafkaError
         for message in self._consumer.consume(limit, seconds):
             name, error = str(message.partition()), message.error()
             if error is None:
@@ -170,12 +172,9 @@ class KafkaReader:
                 offset = message.offset() or 0
                 self._next[name] = offset + 1
                 events.append(Event(name, offset, message.value()))
-            elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
+            elif error.code() == kinds._PARTITION_EOF:
                 self._ended.add(name)
-            elif error.code() in (
-                self._kafka.KafkaError._AUTO_OFFSET_RESET,
-                self._kafka.KafkaError.OFFSET_OUT_OF_RANGE,
-            ):
+            elif error.code() in (kinds._AUTO_OFFSET_RESET, kinds.OFFSET_OUT_OF_RANGE):
                 start, (low, high) = self._next[name], self._bounds(name)
                 if start < low:
                     raise self._expired(name, start, low)
@@ -187,8 +186,7 @@ class KafkaReader:
             self._problem = ""
         elif self._problem:
             problem, self._problem = self._problem, ""
-            raise DependencyError(self._where, f"{self._servers} does not answer ({problem})",
-                                  remedy="start the broker; events are read again from their offsets")  # fmt: skip
+            raise self._silent(problem)
         return events
 
     def _failed(self, error: Any) -> None:
@@ -199,13 +197,7 @@ class KafkaReader:
         return set(self._ended)
 
     def lag(self) -> dict[str, int]:
-        cached = {
-            name: self._consumer.get_watermark_offsets(self._kafka.TopicPartition(self._topic, int(name)), cached=True)[
-                1
-            ]
-            for name in self._next
-        }
-        return {name: max(0, end - self._next[name]) for name, end in cached.items()}
+        return {name: max(0, self._bounds(name, cached=True)[1] - at) for name, at in self._next.items()}
 
     def close(self) -> None:
         self._consumer.close()
