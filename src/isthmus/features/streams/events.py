@@ -92,6 +92,7 @@ class EventLog:
         self._unreadable = StoredTable(root, f"{FOLDER}/{UNREADABLE}/{source}", options, errors)
         self._table: DeltaTable | None = None
         self._read: ReadUntil | None = None
+        self._compared = False
         self._compacted = 0
 
     def open(self) -> DeltaTable | None:
@@ -133,15 +134,14 @@ class EventLog:
         count as read, too. `now` is the time of reading, in microseconds since 1970 UTC. `watermark` computes the new
         watermark from the latest known time of each partition; it never goes back.
         """
-        if unreadable:
-            self._set_aside(unreadable, now)
         before = self.read_until()
         events = [event._replace(partition=before.partition(event.partition)) for event in events]
+        aside = [event._replace(partition=before.partition(event.partition)) for event, _ in unreadable]
+        if unreadable:
+            self._set_aside([Unreadable(event, why) for event, (_, why) in zip(aside, unreadable, strict=True)], now)
         offsets, known = dict(before.offsets), dict(before.known)
-        for event in events:
+        for event in (*events, *aside):
             offsets[event.partition] = max(offsets.get(event.partition, 0), event.offset + 1)
-        for name, offset in ((before.partition(each.event.partition), each.event.offset) for each in unreadable):
-            offsets[name] = max(offsets.get(name, 0), offset + 1)
         times = micros(rows[self._known])
         for event, time in zip(events, times.tolist(), strict=True):
             known[event.partition] = max(known.get(event.partition, time), time)
@@ -229,7 +229,9 @@ class EventLog:
             return _UNREADABLE_SCHEMA.empty_table() if table is None else table.to_pyarrow_table()
 
     def _set_aside(self, unreadable: Sequence[Unreadable], now: int) -> None:
-        known = self.unreadable()
+        # A killed process may have set them aside without their offsets.
+        known = _UNREADABLE_SCHEMA.empty_table() if self._compared else self.unreadable()
+        self._compared = True
         pairs = set(zip(known[PARTITION.name].to_pylist(), known[OFFSET.name].to_pylist(), strict=True))
         new = [each for each in unreadable if (each.event.partition, each.event.offset) not in pairs]
         rows = [

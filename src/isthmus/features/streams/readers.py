@@ -49,7 +49,7 @@ class StreamReader(Protocol):
         """Return the partitions whose events were all returned by `poll`."""
 
     def lag(self) -> dict[str, int]:
-        """Return the number of events of each partition that `poll` has not returned yet; at most 10,000 for Redis."""
+        """Return the number of events of each partition that `poll` has not returned yet; at most 1,000 for Redis."""
 
     def close(self) -> None: ...
 
@@ -243,7 +243,7 @@ class RedisReader:
 
     def lag(self) -> dict[str, int]:
         with translate_errors(self._url):
-            waiting: Any = self._client.xrange(self._stream.key, _entry_id(self._next), "+", count=10_000)
+            waiting: Any = self._client.xrange(self._stream.key, _entry_id(self._next), "+", count=1000)
         return {"0": len(waiting)}
 
     def close(self) -> None:
