@@ -28,6 +28,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.settings import VARIABLE, ServerSettings
 from tests.orchestration.shop import Shop
+from tests.orchestration.streams.buses import DEFINITIONS
 from tests.servers import free_port
 from tests.serving.support import CONTRACT, write_keys
 
@@ -54,6 +55,7 @@ PROJECTS = {
         "memory_mb = 100\nbatch = 32\n[server]\nworkers = 4\nport = 8080\n[server.limits]\ndeadline_seconds = 9.5\n"
         '[stores]\nonline = "rediss+cluster://one:7000,two:7001"\n'
     ),
+    "streams": "",
     "records": '[server.record]\nshare = 0.5\nprivate = ["profile"]\nmemory_mb = 7.5\n',
 }
 Made = Mapping[str, Any]
@@ -71,10 +73,12 @@ def read(content: Mapping[str, bytes]) -> dict[str, Any]:
 
 @pytest.fixture(params=PROJECTS)
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
-    return read(files(project(tmp_path, PROJECTS[request.param])))
+    return made_of(tmp_path, request.param)
 
 
 def made_of(tmp_path: Path, key: str) -> Made:
+    if key == "streams":
+        (tmp_path / "definitions.py").write_text(DEFINITIONS.format(stream='Kafka("stops", "broker:9092")'))
     return made_of_text(tmp_path, PROJECTS[key])
 
 
@@ -94,7 +98,8 @@ def pod(made: Made, component: str) -> Any:
 def template(made: Made, component: str) -> Any:
     if component == "recorded":
         return made["base/recorded/cronjob.yaml"]["spec"]["jobTemplate"]["spec"]["template"]
-    return made[f"base/{component}/{'deployment' if component == 'serving' else 'job'}.yaml"]["spec"]["template"]
+    kind = "job" if component == "training" else "deployment"
+    return made[f"base/{component}/{kind}.yaml"]["spec"]["template"]
 
 
 # --- manifests
@@ -147,7 +152,8 @@ def test_kustomizations_list_every_manifest_once(made: Made) -> None:
 
 
 def test_selectors_find_their_pods_and_no_others(made: Made) -> None:
-    components = ["serving", "training", *(["recorded"] if "base/recorded/cronjob.yaml" in made else [])]
+    optional = {"recorded": "base/recorded/cronjob.yaml", "stream": "base/stream/deployment.yaml"}
+    components = ["serving", "training", *(name for name, file in optional.items() if file in made)]
     labels = {component: template(made, component)["metadata"]["labels"] for component in components}
     assert len({str(own) for own in labels.values()}) == len(labels)
     for file, manifest in manifests(made).items():
@@ -158,10 +164,10 @@ def test_selectors_find_their_pods_and_no_others(made: Made) -> None:
 
 
 @pytest.mark.accept
-@pytest.mark.parametrize("component", ["serving", "training", "recorded"])
+@pytest.mark.parametrize("component", ["serving", "training", "recorded", "stream"])
 def test_no_pod_may_more_than_it_needs(made: Made, component: str) -> None:
-    if component == "recorded" and "base/recorded/cronjob.yaml" not in made:
-        assert not any(name.startswith("base/recorded/") for name in made), "nothing to collect"
+    if component in ("recorded", "stream") and f"base/{component}/kustomization.yaml" not in made:
+        assert not any(name.startswith(f"base/{component}/") for name in made), "nothing to do"
         return
     spec = pod(made, component)
     (container,) = spec["containers"]
@@ -222,6 +228,16 @@ def test_what_servers_record_is_on_the_volume_and_collected_by_their_user(tmp_pa
         {"secretRef": {"name": "shop-recorded", "optional": True}}
     ]
     assert "SPOOL_KEY" not in str(pod(stored, "serving"))
+
+
+def test_one_pod_reads_the_streams_of_the_definitions(tmp_path: Path) -> None:
+    made = made_of(tmp_path, "streams")
+    deployment = made["base/stream/deployment.yaml"]["spec"]
+    assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
+    (container,) = pod(made, "stream")["containers"]
+    assert container["command"] == ["isthmus", "stream", "--project", "/project"]
+    assert container["image"] == pod(made, "training")["containers"][0]["image"]
+    assert b"ARG EXTRAS=distill,transforms,streams\n" in files(Project(tmp_path))["images/Dockerfile.training"]
 
 
 def test_the_training_profile_is_in_the_job(tmp_path: Path) -> None:

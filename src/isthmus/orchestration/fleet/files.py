@@ -136,6 +136,7 @@ def _values(project: Project) -> Mapping[str, Any]:
         "server": settings.server,
         "server_settings": _server_settings(project),
         "record": project.recording(),
+        "streams": _streams(project),
         "spool": _SPOOL,
         "spool_in_state": str(project.spool.relative_to(project.state)),
         "offline": settings.stores.offline,
@@ -143,6 +144,14 @@ def _values(project: Project) -> Mapping[str, Any]:
         "signed": settings.packages.public_key is not None,
         "probe": Path(probe.__file__).read_text(encoding="utf-8"),
     }
+
+
+def _streams(project: Project) -> bool:
+    # A project may have settings before it has definitions.
+    file = project.root / f"{project.settings.project.definitions}.py"
+    return file.exists() and any(
+        source.stream is not None for view in project.definitions.views.values() for source in view.sources
+    )
 
 
 @cache
