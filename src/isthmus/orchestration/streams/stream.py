@@ -1,68 +1,31 @@
 """`isthmus stream`: read the events of sources, and keep the rows of their views up to date until stopped."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from datetime import timedelta
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from threading import Event as Signal
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from isthmus.features import clock
-from isthmus.features.clock import MICROSECOND
-from isthmus.features.contract.schema import Contract
-from isthmus.features.days import DAY, FIRST, LAST, Days
-from isthmus.features.definition.spec import FeatureView, Source
-from isthmus.features.definition.streams import FileStream
-from isthmus.features.errors import (
-    ConfigurationError,
-    ContractMismatch,
-    DataError,
-    DependencyError,
-    RequestError,
-    one_of,
-)
+from isthmus.features.definition.spec import FeatureView
+from isthmus.features.errors import ContractMismatch, DependencyError, RequestError, one_of
 from isthmus.features.files import scratch_folder
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.projectstatus import StreamStatus
 from isthmus.features.redis.connection import connect, translate_errors
-from isthmus.features.streams.events import ReadUntil
-from isthmus.features.streams.formats import Decoder, Event, Unreadable
-from isthmus.features.streams.readers import StreamReader, open_reader
-from isthmus.features.values.arrow import micros
-from isthmus.orchestration.frames import event_log, read_sources, view_names
+from isthmus.features.streams.formats import Event, Unreadable
+from isthmus.features.streams.readers import open_reader
+from isthmus.orchestration.frames import event_log, view_names
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.streams.updater import ViewUpdater
+from isthmus.orchestration.streams.source import ChangedError, SourceUpdater, StorageError, read_events
 from isthmus.orchestration.tables.build import build, outdated_views
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.transforms import engine
-from isthmus.transforms.views.compute import Frames
-from isthmus.transforms.views.events import columns_of, events_frame, events_of, known_since, latest
-from isthmus.transforms.views.streamable import event_decoder, stream_problems, streamed
+from isthmus.transforms.views.streamable import event_decoder, streamed
 
-BATCH = 20_000
-"""Most events of a micro-batch."""
 _LINGER_SECONDS = 0.1
 """Longest wait for the events of a micro-batch."""
-_IDLE_SECONDS = 1.0
-"""Shortest silence after which a partition no longer holds back the watermark."""
 _RETRY_SECONDS = 2.0
 _UNSAVED = 200_000
 """Rows that are written online before the table is written early."""
-_AHEAD = int(timedelta(minutes=5) / MICROSECOND)
-"""How far the clock of an event's producer may be ahead of ours."""
-
-
-class _ChangedError(Exception):
-    """The definitions, the table or Redis were changed by another process. The stream starts again from them."""
-
-
-class _StorageError(Exception):
-    """A table could not be written. The stream tries again."""
 
 
 def stream_views(project: Project, views: Sequence[str] | None = None) -> list[FeatureView]:
@@ -101,12 +64,12 @@ def stream(
     while True:
         try:
             return _Run(project, stream_views(project, views), skip_expired, say).run(once, stopped)
-        except _ChangedError as change:
+        except ChangedError as change:
             say(f"starting again: {change}")
             project = Project(project.root)
-        except (_StorageError, DependencyError, OSError) as error:
+        except (StorageError, DependencyError, OSError) as error:
             if once:
-                raise (error.__cause__ if isinstance(error, _StorageError) and error.__cause__ else error) from None
+                raise (error.__cause__ if isinstance(error, StorageError) and error.__cause__ else error) from None
             if str(error) != problem:
                 say(f"{error}; trying again every {_RETRY_SECONDS:g} seconds")
             problem = str(error)
@@ -160,7 +123,7 @@ class _Run:
                 assert declared.stream is not None  # noqa: S101 - only such sources
                 reader = open_reader(declared.name, declared.stream, project.root, url)
                 stack.callback(reader.close)
-                source = _SourceUpdater(project, self._contract, declared, reader, spark, folder, online)
+                source = SourceUpdater(project, self._contract, declared, reader, spark, folder, online)
                 source.open([view for view in self._views if streamed(view)[0].name == source.name], self._skip)
                 sources.append(source)
             if any(source.recovered for source in sources):
@@ -197,7 +160,7 @@ class _Run:
         if stamped:  # Redis stores one time for all unchanged rows. Streamed rows need their own times.
             materialize(project, stamped, full=True)
 
-    def _loop(self, sources: Sequence["_SourceUpdater"], once: bool, stopped: Signal) -> None:
+    def _loop(self, sources: Sequence[SourceUpdater], once: bool, stopped: Signal) -> None:
         saved = looked = time.monotonic()
         while not stopped.is_set():
             events = sum(source.process(_LINGER_SECONDS / len(sources)) for source in sources)
@@ -224,10 +187,10 @@ class _Run:
             source.save(wait=True)
             source.report()
 
-    def _require_unchanged(self, sources: Sequence["_SourceUpdater"]) -> None:
+    def _require_unchanged(self, sources: Sequence[SourceUpdater]) -> None:
         with suppress(ContractMismatch):
             if self._project.last_applied().hash != self._contract.hash:
-                raise _ChangedError("the definitions were applied again")
+                raise ChangedError("the definitions were applied again")
         for source in sources:
             source.require_unchanged()
 
@@ -242,211 +205,6 @@ def _only_reader(project: Project, source: str) -> Iterator[None]:
             f"source {source}", "another `isthmus stream` reads it",
             remedy="stop it first; one process reads all views of a source",
         ) from None  # fmt: skip
-
-
-class _SourceUpdater:
-    """Reads the stream of a source, keeps its events, and updates the views that read it."""
-
-    def __init__(  # noqa: PLR0913 - the parts of a run
-        self, project: Project, contract: Contract, source: Source, reader: StreamReader, spark: Any, folder: Path,
-        online: OnlineStore,
-    ) -> None:  # fmt: skip
-        assert source.stream is not None  # noqa: S101 - only such sources
-        assert source.timestamp is not None  # noqa: S101 - checked with the declarations
-        self.source, self.name, self._project, self._contract = source, source.name, project, contract
-        self._spark, self._folder, self._online, self._offline = spark, folder, online, project.offline_store()
-        self._known = source.known_column
-        self._lateness = int(source.lateness / MICROSECOND)
-        self.reader, self._log = reader, event_log(project, source)
-        self._archive = read_sources(project, spark, [source], folder)[source.name]
-        self._columns = columns_of(self._archive)
-        self._decoder = event_decoder(source, self._columns, project.root)
-        self._last_event = dict[str, float]()
-        self._records = dict[str, bytes | None]()
-        self.recovered = False
-        self._updaters: list[ViewUpdater] = []
-        self._events, self._rows = 0, dict[str, int]()
-        self._rate: list[tuple[float, int]] = []
-        self._unreadable = len(self._log.unreadable())
-        self.drained = False
-
-    def open(self, views: Sequence[FeatureView], skip_expired: bool) -> None:
-        """Open the views, process the events that their tables lack, and go to the first event that was not read."""
-        assert self.source.stream is not None  # noqa: S101 - only such sources
-        read = self._log.follow(self.source.stream.name)
-        self.reader.seek(read.of_stream(read.offsets), skip_expired=skip_expired)
-        self._last_event = dict.fromkeys(self.reader.partitions(), time.monotonic())
-        keys = list[str]()
-        for view in views:
-            compiled, frames = self._contract.views[view.name], self._frames_of(view)
-            each = ViewUpdater(view, compiled, self.source, self._offline, self._online, self._project.now)
-            commit = self._offline.commit(compiled)
-            position = commit.origin.position if commit is not None else None
-            watermark = self._start(read) if position is None or position.watermark is None else position.watermark
-            each.open(frames, self.load, watermark)
-            offsets = {} if position is None else position.offsets.get(self.source.name, {})
-            if offsets != read.offsets:
-                left = self._log.after(offsets, self._columns)
-                self.recovered |= bool(len(left))
-                for start in range(0, len(left), BATCH):
-                    each.add(left.slice(start, BATCH))
-                each.emit(read.watermark)
-            self._updaters.append(each)
-            self._rows[view.name] = 0
-            if each.refuses_null_keys():
-                keys += [key.name for key in compiled.keys]
-        self._decoder = event_decoder(self.source, self._columns, self._project.root, keys)
-
-    def _frames_of(self, view: FeatureView) -> Callable[[pa.Table], AbstractContextManager[Frames]]:
-        static = [source for source in view.sources if source.stream is None]
-        others = read_sources(self._project, self._spark, static, self._folder)
-        self._require_streamable(view, others)
-
-        @contextmanager
-        def frames(events: pa.Table) -> Iterator[Frames]:
-            with events_frame(self._spark, events, self._folder) as frame:
-                yield {**others, self.source.name: frame}
-
-        return frames
-
-    def _require_streamable(self, view: FeatureView, others: Frames) -> None:
-        # `apply` has checked local files.
-        if not self.source.path or not self.source.local:
-            frames = {**others, self.source.name: self._archive}
-            contract = self._contract.views[view.name]
-            if problems := list(stream_problems(self._spark, view, contract, frames, self._project.root)):
-                raise ConfigurationError("definitions.py", problems)
-
-    def _start(self, read: ReadUntil) -> int:
-        """Return the watermark of a table that was built: just after the latest known time of all events."""
-        last = latest(self._archive, self._known)
-        return min(self._project.now(), max(FIRST if last is None else last, *read.known.values(), FIRST) + 1)
-
-    def load(self, first: int, known: int | None) -> pa.Table:
-        """Return the events from a time on, of the source's data and of the stream, and those known from `known` on."""
-        name = self.source.timestamp or ""
-        tables = [events_of(self._archive, self.source, first)]
-        if first < LAST:
-            wanted = _at_least(name, first)
-            if known is not None:
-                tables.append(known_since(self._archive, self._known, known))
-                wanted = pc.or_(wanted, _at_least(self._known, known))
-            days = None if known is not None else Days(first // DAY, LAST // DAY + 1)
-            batches = self._log.rows(self._columns, days)
-            tables += [pa.Table.from_batches([batch]).filter(wanted) for batch in batches]
-        events = pa.concat_tables([table.cast(self._columns) for table in tables])
-        return events.filter(pc.is_valid(events[name]))
-
-    @property
-    def unsaved(self) -> int:
-        return max(each.unsaved for each in self._updaters)
-
-    def process(self, seconds: float) -> int:
-        """Read a micro-batch, append it to the table of events, and update the views. Return its number of events."""
-        events = self.reader.poll(BATCH, seconds)
-        now = time.monotonic()
-        if events:
-            self._last_event |= dict.fromkeys({event.partition for event in events}, now)
-            rows, places, unreadable = _read(self._project, self.source, self._decoder, events)
-            with _storing():
-                self._log.append(rows, places, unreadable, self._project.now(), self._watermark)
-            self._unreadable += len(unreadable)
-            self._events += len(events)
-            self._rate = [*self._rate[-200:], (now, len(events))]
-            for each in self._updaters:
-                each.add(rows)
-                self._rows[each.view.name] += each.emit(self._log.read_until().watermark)
-        self.drained = not events and self.reader.ended() >= set(self.reader.partitions())
-        if self.drained and now - max(self._last_event.values(), default=0.0) > self._idle_seconds:
-            self.flush()
-        return len(events)
-
-    def flush(self) -> None:
-        for each in self._updaters:
-            self._rows[each.view.name] += each.flush(partial(self._save, each, wait=False))
-
-    def publish_due(self) -> None:
-        for each in self._updaters:
-            each.publish_due()
-
-    @property
-    def _idle_seconds(self) -> float:
-        return max(_IDLE_SECONDS, self._lateness / 1e6)
-
-    def _watermark(self, known: Mapping[str, int]) -> int:
-        times = list(known.values())
-        if not isinstance(self.source.stream, FileStream):
-            ended, now = self.reader.ended(), time.monotonic()
-            waiting = [name for name in self.reader.partitions()
-                       if name not in ended or now - self._last_event.get(name, now) < self._idle_seconds]  # fmt: skip
-            times = [min(known.get(name, FIRST) for name in waiting)] if waiting else times
-        return max(FIRST, max(times, default=FIRST) - self._lateness)
-
-    def save(self, *, wait: bool) -> None:
-        for each in self._updaters:
-            self._save(each, wait=wait)
-
-    def _save(self, each: ViewUpdater, *, wait: bool) -> bool:
-        """Commit the rows of a view to its table. Return False, unless `wait`, if another process writes it."""
-        try:
-            # Not while a build or `isthmus pushes collect` writes the table: then the rows wait.
-            with self._project.adding_to(each.contract.table, wait=wait), _storing():
-                each.refresh_table()
-                each.save(self._log.read_until().offsets)
-        except BlockingIOError:
-            return False
-        except ContractMismatch as error:
-            raise _ChangedError(str(error)) from error
-        if each.incomplete:
-            raise _ChangedError(f"a late event removed the latest row of a key of {each.view.name}")
-        return True
-
-    def note_records(self) -> None:
-        """Remember the last materialization of each view, to notice another one."""
-        self._records = {each.view.name: self._online.record_text(each.contract) for each in self._updaters}
-
-    def require_unchanged(self) -> None:
-        for each in self._updaters:
-            if self._online.record_text(each.contract) != self._records[each.view.name]:
-                raise _ChangedError(f"the rows of {each.view.name} in Redis were replaced")
-
-    def status(self) -> StreamStatus:
-        read, now = self._log.read_until(), time.monotonic()
-        recent = [(at, count) for at, count in self._rate if now - at < 10]
-        rate = sum(count for _, count in recent) / max(1.0, now - recent[0][0]) if recent else 0.0
-        newest = {each.view.name: each.newest for each in self._updaters if each.newest is not None}
-        return StreamStatus(
-            at=clock.now(), watermark=read.watermark, late=read.late, unreadable=self._unreadable, events=self._events,
-            lag=self.reader.lag(), events_per_second=round(rate, 1), rows=dict(self._rows), newest=newest,
-        )  # fmt: skip
-
-    def report(self) -> None:
-        self.status().write(self._project.state, self.source.name)
-
-
-def _at_least(column: str, time: int) -> pc.Expression:
-    return pc.field(column) >= pa.scalar(time, pa.timestamp("us", "UTC"))
-
-
-def _read(
-    project: Project, source: Source, decoder: Decoder, events: Sequence[Event]
-) -> tuple[pa.Table, list[Event], list[Unreadable]]:
-    rows, places, unreadable = decoder.rows(events)
-    # A single event from the year 2099 would move the watermark past all others.
-    known = source.known_column
-    future = micros(rows[known]) > project.now() + _AHEAD
-    if future.any():
-        unreadable += [Unreadable(places[n], f"{known} is in the future") for n in future.nonzero()[0]]
-        rows, places = rows.filter(pa.array(~future)), [places[n] for n in (~future).nonzero()[0]]
-    return rows, places, unreadable
-
-
-@contextmanager
-def _storing() -> Iterator[None]:
-    try:
-        yield
-    except DataError as error:
-        raise _StorageError(str(error)) from error
 
 
 def retry_unreadable(project: Project, views: Sequence[str] | None = None) -> dict[str, tuple[int, list[Unreadable]]]:
@@ -465,7 +223,9 @@ def retry_unreadable(project: Project, views: Sequence[str] | None = None) -> di
             events = [Event(*place) for place in zip(*columns, strict=True)]
             found[name] = (0, list[Unreadable]())
             if schema is not None and events:
-                rows, readable, unreadable = _read(project, source, event_decoder(source, schema, project.root), events)
+                rows, readable, unreadable = read_events(
+                    project, source, event_decoder(source, schema, project.root), events
+                )
                 log.retry(rows, readable)
                 found[name] = (len(readable), unreadable)
     return found
