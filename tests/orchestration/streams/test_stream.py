@@ -501,6 +501,7 @@ def following_read_all(buses: Buses, count: int) -> bool:
     return sum(log.read_until().offsets.values()) == count
 
 
+@pytest.mark.accept
 def test_redis_may_lose_everything_and_be_gone_for_a_while(tmp_path: Path, kafka: str) -> None:
     buses = Buses(tmp_path / "buses")
     source = Source("kafka", buses, kafka)
@@ -531,6 +532,7 @@ def test_redis_may_lose_everything_and_be_gone_for_a_while(tmp_path: Path, kafka
         assert (written.changed, written.written, written.removed) == (0, 0, 0)
 
 
+@pytest.mark.accept
 def test_a_broker_that_starts_later(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -549,7 +551,8 @@ def test_a_broker_that_starts_later(tmp_path: Path) -> None:
     assert len(buses.rows()) > 0
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=[pytest.mark.accept, pytest.mark.slowest])])
+@pytest.mark.accept
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slowest)])
 def test_kills_lose_and_repeat_nothing(tmp_path: Path, kafka: str, kills: int) -> None:
     buses = Buses(tmp_path / "buses")
     source = Source("kafka", buses, kafka)

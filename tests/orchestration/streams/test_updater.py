@@ -223,7 +223,10 @@ def moment(minutes: int) -> datetime:
     return clock.moment(START + minutes * MINUTE)
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize(
+    "name",
+    ["outcomes", "last_of_hour", *(pytest.param(name, marks=pytest.mark.accept) for name in ("rolling", "expiring"))],
+)
 @given(
     events=events, sizes=sizes, actions=actions, lateness=st.sampled_from([0, 7, 60]),
     behind=st.sampled_from([None, 4, 90]), days=st.booleans(),
