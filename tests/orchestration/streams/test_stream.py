@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import redis
@@ -41,7 +42,7 @@ from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.recording.replay import replay, require_same
 from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.orchestration.server.collect import collect as collect_pushes
-from isthmus.orchestration.streams.stream import retry_unreadable, stream
+from isthmus.orchestration.streams.stream import stream
 from isthmus.orchestration.tables.build import build, build_range
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.verify import verify
@@ -146,8 +147,9 @@ def test_unreadable_events_can_be_retried(tmp_path: Path, kafka: str) -> None:
     source.send(as_json(LATER.to_pylist()))
     assert stream(project, once=True)["stops"].unreadable == len(LATER)
     project = buses.write(source.declared, ARCHIVE)
-    assert retry_unreadable(project) == {"stops": (len(LATER), [])}
-    stream(project, once=True)
+    said: list[str] = []
+    stream(project, once=True, retry=True, say=said.append)
+    assert f"stops: {len(LATER)} unreadable events are readable now, 0 are not" in said
     assert buses.rows() == buses.oracle(EVENTS)
 
 
@@ -161,8 +163,9 @@ def test_events_that_become_readable_change_rows_that_were_saved(tmp_path: Path,
     source.send(as_json(micros[::2]) + as_json(LATER.to_pylist()[1::2]))
     assert stream(project, once=True)["stops"].unreadable == len(LATER) // 2
     project = buses.write(source.declared, ARCHIVE)
-    assert retry_unreadable(project) == {"stops": (len(LATER) // 2, [])}
-    stream(project, once=True)
+    said: list[str] = []
+    stream(project, once=True, retry=True, say=said.append)
+    assert f"stops: {len(LATER) // 2} unreadable events are readable now, 0 are not" in said
     assert buses.rows() == buses.oracle(EVENTS)
     written = materialize(project, full=True)["crowding"]
     assert (written.changed, written.written, written.removed) == (0, 0, 0)
@@ -274,6 +277,49 @@ def test_an_event_without_its_key_is_set_aside_if_the_view_does_not_filter_it(tm
     source.send([*as_json(LATER.to_pylist()), ("A", as_json([nameless])[0][1])])
     assert stream(project, once=True)["stops"].unreadable == 1
     same_as(buses, EVENTS)
+
+
+def test_a_filter_of_null_keys_lets_their_events_in(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    nameless = [{**row, "bus": None} for row in LATER.slice(0, 3).to_pylist()]
+    source.send([*as_json(LATER.slice(0, 200).to_pylist()), *(("A", as_json([row])[0][1]) for row in nameless)])
+    assert stream(project, once=True)["stops"].unreadable == 3
+    definitions = buses.root / "definitions.py"
+    definitions.write_text(definitions.read_text().replace("stops.groupBy(", 'stops.where("bus IS NOT NULL").groupBy('))
+    apply(buses.project)
+    source.send([*as_json(LATER.slice(200).to_pylist()), ("A", as_json([{**nameless[0], "riders": 9}])[0][1])])
+    status = stream(buses.project, once=True, retry=True)["stops"]
+    assert status.unreadable == 0
+    same_as(buses, EVENTS)
+
+
+def test_a_column_whose_type_changed_is_refused(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    source.send(as_json(LATER.to_pylist()))
+    stream(project, once=True)
+    place = ARCHIVE.column_names.index("riders")
+    project = buses.write(source.declared, ARCHIVE.set_column(place, "riders", ARCHIVE["riders"].cast(pa.float64())))
+    with pytest.raises(DataError, match="column riders: has type double, and its events were stored as int64"):
+        stream(project, once=True)
+
+
+def test_a_view_with_few_rows_may_follow_a_stream(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("files", buses, kafka)
+    buses.write(source.declared, ARCHIVE)
+    definitions = buses.root / "definitions.py"
+    definitions.write_text(definitions.read_text().replace("stops.groupBy(", 'stops.where("riders > 57").groupBy('))
+    apply(buses.project)
+    source.send(as_json(LATER.to_pylist()))
+    stream(buses.project, once=True)
+    other = Buses(tmp_path / "other")
+    other.write("None", distinct(EVENTS.filter(pc.greater(EVENTS["riders"], 57))))
+    build(other.project)
+    assert buses.rows() == other.rows()
 
 
 def test_rows_of_the_data_without_a_known_time_are_no_events(tmp_path: Path, kafka: str) -> None:

@@ -309,7 +309,7 @@ class OfflineStore:
                         whole = dataset(table, path, [day]).to_table().select(own.column_names).cast(own.schema)
                         own = combine(whole, own)[0]
                     spool.add(own)
-            if not parts:
+            if not parts and origin == before.origin:
                 return 0
             days = {day: entry for day, entry in days.items() if entry.rows}
             commit = replace(Commit.of(view.hash, days, before.until, origin, before.done), built=before.base)

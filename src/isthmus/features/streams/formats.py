@@ -58,8 +58,7 @@ class Decoder:
 
     def __init__(self, source: str, columns: pa.Schema, required: Sequence[str], form: Format, root: Path) -> None:
         self._where = f"source {source}, stream"
-        self.schema = pa.schema([columns.field(n).with_nullable(columns.names[n] not in required)
-                                 for n in range(len(columns))])  # fmt: skip
+        self.schema = pa.schema([column.with_nullable(True) for column in columns])
         self._scale = _SCALE.get("iso" if isinstance(form, Avro) else form.times)
         # Columns may have names that Python's attributes cannot have.
         names = {f"f{n}": name for n, name in enumerate(columns.names)}

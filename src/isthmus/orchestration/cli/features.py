@@ -115,11 +115,10 @@ def stream(
     from isthmus.orchestration.streams import stream as run
 
     opened = open_project(project)
-    if retry_unreadable:
-        for name, (moved, left) in run.retry_unreadable(opened, views).items():
-            reason = f"; the last one: {left[-1].reason}" if left else ""
-            say(f"{name}: {moved:,} events are readable now, {len(left):,} are not{reason}")
-    statuses = run.stream(opened, views, once=once, skip_expired=skip_expired, say=say, stopped=_stopped_by_signals())
+    statuses = run.stream(
+        opened, views, once=once, skip_expired=skip_expired, retry=retry_unreadable, say=say,
+        stopped=_stopped_by_signals(),
+    )  # fmt: skip
     report = {name: status.as_dict() for name, status in statuses.items()}
     present(report, partial(stream_blocks, report), as_json=as_json)
 

@@ -18,6 +18,7 @@ from isthmus.features.days import DAY, FIRST, LAST, Days
 from isthmus.features.definition.spec import FeatureView, Source
 from isthmus.features.definition.streams import FileStream
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError
+from isthmus.features.offline.commits import StreamPosition
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.projectstatus import StreamStatus
 from isthmus.features.streams.events import ReadUntil
@@ -27,12 +28,14 @@ from isthmus.features.values.arrow import micros
 from isthmus.orchestration.frames import event_log, read_sources
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.streams.updater import ViewUpdater
-from isthmus.transforms.views.compute import Frames
+from isthmus.transforms.views.compute import Frames, stream_view
 from isthmus.transforms.views.events import columns_of, events_frame, events_of, known_since, latest
-from isthmus.transforms.views.streamable import event_decoder, stream_problems
+from isthmus.transforms.views.streamable import event_decoder, stream_problems, streamed
 
 BATCH = 20_000
 """Most events of a micro-batch."""
+_PROBES = 10_000
+"""Events with which nulls in keys are tried."""
 _IDLE_SECONDS = 1.0
 """Shortest silence after which a partition no longer holds back the watermark."""
 _AHEAD = int(timedelta(minutes=5) / MICROSECOND)
@@ -73,32 +76,87 @@ class SourceUpdater:
         self._unreadable = len(self._log.unreadable())
         self.drained = False
 
-    def open(self, views: Sequence[FeatureView], skip_expired: bool) -> None:
-        """Open the views, process the events that their tables lack, and go to the first event that was not read."""
+    def open(
+        self, views: Sequence[FeatureView], *, skip_expired: bool, retry: Callable[[int, list[Unreadable]], None] | None
+    ) -> None:
+        """Open the views, process the events that their tables lack, and go to the first event that was not read.
+
+        With `retry`, first decodes the unreadable events again, and calls it with the number of events that are
+        readable now, and those that are not.
+        """
         assert self.source.stream is not None  # noqa: S101 - only such sources
+        self._require_types()
         read = self._log.follow(self.source.stream.name)
         self.reader.seek(read.of_stream(read.offsets), skip_expired=skip_expired)
-        self._last_event = dict.fromkeys(self.reader.partitions(), time.monotonic())
-        keys = list[str]()
         for view in views:
-            compiled, frames = self._contract.views[view.name], self._frames_of(view)
-            each = ViewUpdater(view, compiled, self.source, self._offline, self._online, self._project.now)
-            commit = self._offline.commit(compiled)
-            position = commit.origin.position if commit is not None else None
+            each = ViewUpdater(
+                view, self._contract.views[view.name], self.source, self._offline, self._online, self._project.now
+            )
+            position = self._position(each)
             watermark = self._start(read) if position is None or position.watermark is None else position.watermark
-            each.open(frames, self.load, watermark)
-            offsets = {} if position is None else position.offsets.get(self.source.name, {})
-            if offsets != read.offsets:
-                left = self._log.after(offsets, self._columns)
-                self.recovered |= bool(len(left))
-                for start in range(0, len(left), BATCH):
-                    each.add(left.slice(start, BATCH))
-                each.emit(read.watermark)
+            each.open(self._frames_of(view), self.load, watermark)
             self._updaters.append(each)
             self._rows[view.name] = 0
-            if each.refuses_null_keys():
-                keys += [key.name for key in compiled.keys]
-        self._decoder = event_decoder(self.source, self._columns, self._project.root, keys)
+        self._decoder = event_decoder(self.source, self._columns, self._project.root, self._required_keys())
+        if retry is not None:
+            retry(*self._retry())
+        offsets = self._log.read_until().offsets
+        for each in self._updaters:
+            position = self._position(each)
+            done = {} if position is None else position.offsets.get(self.source.name, {})
+            left = self._log.after(done, self._columns) if done != offsets else self._columns.empty_table()
+            self.recovered |= bool(len(left))
+            for start in range(0, len(left), BATCH):
+                each.add(left.slice(start, BATCH))
+            each.emit(read.watermark)
+
+    def _position(self, each: ViewUpdater) -> StreamPosition | None:
+        commit = self._offline.commit(each.contract)
+        return commit.origin.position if commit is not None else None
+
+    def _require_types(self) -> None:
+        """Raise DataError if a column's type differs from that of the stored events, which would lose values."""
+        stored = self._log.schema()
+        types = {} if stored is None else {column.name: column.type for column in stored}
+        for column in self._columns:
+            if (was := types.get(column.name, column.type)) != column.type:
+                raise DataError(
+                    f"source {self.name}, column {column.name}",
+                    f"has type {column.type}, and its events were stored as {was}",
+                    expected=str(was), remedy="keep the type, and cast it in the transform; or rename the source",
+                )  # fmt: skip
+
+    def _required_keys(self) -> list[str]:
+        """Return the join keys that events must have: builds would fail for nulls that a view does not filter."""
+        required = set[str]()
+        events = self._updaters[0].events
+        events = events.slice(max(0, len(events) - _PROBES))
+        for view in self._project.definitions.views.values():
+            if self.source.name not in {source.name for source in streamed(view)}:
+                continue
+            compiled, frames = self._contract.views[view.name], self._frames_of(view)
+            for name in (key.name for key in compiled.keys):
+                nulls = pa.nulls(len(events), events[name].type)
+                blank = events.set_column(events.column_names.index(name), name, nulls)
+                try:
+                    with frames(blank) as own:
+                        for _ in stream_view(view, compiled, own, (FIRST, LAST)):
+                            pass
+                except DataError:
+                    required.add(name)
+                if not len(events):
+                    required.add(name)
+        return sorted(required)
+
+    def _retry(self) -> tuple[int, list[Unreadable]]:
+        """Move the unreadable events that are readable now to the table of events; their rows are then late ones."""
+        aside = self._log.unreadable()
+        columns = [aside[column].to_pylist() for column in aside.column_names[:3]]
+        events = [Event(*place) for place in zip(*columns, strict=True)]
+        rows, readable, unreadable = read_events(self._project, self.source, self._decoder, events)
+        self._log.retry(rows, readable)
+        self._unreadable = len(unreadable)
+        return len(readable), unreadable
 
     def _frames_of(self, view: FeatureView) -> Callable[[pa.Table], AbstractContextManager[Frames]]:
         static = [source for source in view.sources if source.stream is None]
@@ -148,6 +206,8 @@ class SourceUpdater:
         """Read a micro-batch, append it to the table of events, and update the views. Return its number of events."""
         events = self.reader.poll(BATCH, seconds)
         now = time.monotonic()
+        for name in self.reader.partitions():
+            self._last_event.setdefault(name, now)
         if events:
             self._last_event |= dict.fromkeys({event.partition for event in events}, now)
             rows, places, unreadable = read_events(self._project, self.source, self._decoder, events)
@@ -159,14 +219,20 @@ class SourceUpdater:
             for each in self._updaters:
                 each.add(rows)
                 self._rows[each.view.name] += each.emit(self._log.read_until().watermark)
+                self._require_complete(each)
         self.drained = not events and self.reader.ended() >= set(self.reader.partitions())
         if self.drained and now - max(self._last_event.values(), default=0.0) > self._idle_seconds:
             self.flush()
         return len(events)
 
-    def flush(self) -> None:
+    def flush(self, *, wait: bool = False) -> None:
         for each in self._updaters:
-            self._rows[each.view.name] += each.flush(partial(self._save, each, wait=False))
+            self._rows[each.view.name] += each.flush(partial(self._save, each, wait=wait))
+
+    def _require_complete(self, each: ViewUpdater) -> None:
+        if each.incomplete:
+            # Not saved: the next start processes the event again, and then compares all rows with Redis.
+            raise ChangedError(f"a late event removed the latest row of a key of {each.view.name}")
 
     def publish_due(self) -> None:
         for each in self._updaters:
@@ -185,32 +251,33 @@ class SourceUpdater:
             times = [min(known.get(name, FIRST) for name in waiting)] if waiting else times
         return max(FIRST, max(times, default=FIRST) - self._lateness)
 
-    def save(self, *, wait: bool) -> None:
+    def save(self, *, wait: bool, last: bool = False) -> None:
         for each in self._updaters:
-            self._save(each, wait=wait)
+            self._save(each, wait=wait, last=last)
 
-    def _save(self, each: ViewUpdater, *, wait: bool) -> bool:
+    def _save(self, each: ViewUpdater, *, wait: bool, last: bool = False) -> bool:
         """Commit the rows of a view to its table. Return False, unless `wait`, if another process writes it."""
         try:
             # Not while a build or `isthmus pushes collect` writes the table: then the rows wait.
             with self._project.adding_to(each.contract.table, wait=wait), _storing():
                 each.refresh_table()
-                each.save(self._log.read_until().offsets)
+                each.save(self._log.read_until().offsets, last=last)
         except BlockingIOError:
             return False
         except ContractMismatch as error:
             raise ChangedError(str(error)) from error
-        if each.incomplete:
-            raise ChangedError(f"a late event removed the latest row of a key of {each.view.name}")
         return True
 
     def note_records(self) -> None:
-        """Remember the last materialization of each view, to notice another one."""
+        """Remember the last materialization of each view, to notice another one. It has all rows of the tables."""
+        for each in self._updaters:
+            each.incomplete = False
         self._records = {each.view.name: self._online.record_text(each.contract) for each in self._updaters}
 
     def require_unchanged(self) -> None:
         for each in self._updaters:
             if self._online.record_text(each.contract) != self._records[each.view.name]:
+                self.save(wait=True)  # with the times at which rows were readable until now
                 raise ChangedError(f"the rows of {each.view.name} in Redis were replaced")
 
     def status(self) -> StreamStatus:

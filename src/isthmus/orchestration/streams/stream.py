@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from threading import Event as Signal
 
 from isthmus.features.definition.spec import FeatureView
@@ -11,15 +12,15 @@ from isthmus.features.files import scratch_folder
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.projectstatus import StreamStatus
 from isthmus.features.redis.connection import connect, translate_errors
-from isthmus.features.streams.formats import Event, Unreadable
+from isthmus.features.streams.formats import Unreadable
 from isthmus.features.streams.readers import open_reader
-from isthmus.orchestration.frames import event_log, view_names
+from isthmus.orchestration.frames import view_names
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.streams.source import ChangedError, SourceUpdater, StorageError, read_events
+from isthmus.orchestration.streams.source import ChangedError, SourceUpdater, StorageError
 from isthmus.orchestration.tables.build import build, outdated_views
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.transforms import engine
-from isthmus.transforms.views.streamable import event_decoder, streamed
+from isthmus.transforms.views.streamable import streamed
 
 _LINGER_SECONDS = 0.1
 """Longest wait for the events of a micro-batch."""
@@ -42,9 +43,9 @@ def stream_views(project: Project, views: Sequence[str] | None = None) -> list[F
     return [declared[name] for name in views or streaming]
 
 
-def stream(
+def stream(  # noqa: PLR0913 - the options of the command
     project: Project, views: Sequence[str] | None = None, *, once: bool = False, skip_expired: bool = False,
-    say: Callable[[str], None] = lambda _text: None, stopped: Signal | None = None,
+    retry: bool = False, say: Callable[[str], None] = lambda _text: None, stopped: Signal | None = None,
 ) -> dict[str, StreamStatus]:  # fmt: skip
     """Read the streams of views (default: all views with one) until `stopped` is set, and return the final status.
 
@@ -52,7 +53,8 @@ def stream(
     builds tables that do not have the current definitions, and writes the latest rows of the views to Redis. With
     `once`, ends when all events were read, and also writes the rows that would wait for later events. Starts again when
     the definitions, a table or Redis change. If Redis, the broker or a table fails, tries again every two seconds, and
-    calls `say` with the reason; with `once`, raises the error. Returns an empty dict if it is stopped meanwhile.
+    calls `say` with the reason; with `once`, raises the error. Returns an empty dict if it is stopped meanwhile. With
+    `retry`, first decodes the unreadable events again, and calls `say` with their number.
 
     Raises:
         ContractMismatch: the definitions have not been applied.
@@ -63,9 +65,10 @@ def stream(
     stopped, problem = stopped or Signal(), ""
     while True:
         try:
-            return _Run(project, stream_views(project, views), skip_expired, say).run(once, stopped)
+            return _Run(project, stream_views(project, views), skip_expired, retry, say).run(once, stopped)
         except ChangedError as change:
             say(f"starting again: {change}")
+            retry = False
             project = Project(project.root)
         except (StorageError, DependencyError, OSError) as error:
             if once:
@@ -97,9 +100,10 @@ class _Run:
     """One attempt to read all sources, until they are stopped, or something changes or fails."""
 
     def __init__(
-        self, project: Project, views: Sequence[FeatureView], skip_expired: bool, say: Callable[[str], None]
-    ) -> None:
-        self._project, self._views, self._say, self._skip = project, views, say, skip_expired
+        self, project: Project, views: Sequence[FeatureView], skip_expired: bool, retry: bool,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._project, self._views, self._say, self._skip, self._retry = project, views, say, skip_expired, retry
         self._contract = project.applied()
         self._sources = {source.name: source for view in views for source in streamed(view)}
 
@@ -124,7 +128,10 @@ class _Run:
                 reader = open_reader(declared.name, declared.stream, project.root, url)
                 stack.callback(reader.close)
                 source = SourceUpdater(project, self._contract, declared, reader, spark, folder, online)
-                source.open([view for view in self._views if streamed(view)[0].name == source.name], self._skip)
+                source.open(
+                    [view for view in self._views if streamed(view)[0].name == source.name], skip_expired=self._skip,
+                    retry=partial(self._retried, source.name) if self._retry else None,
+                )  # fmt: skip
                 sources.append(source)
             if any(source.recovered for source in sources):
                 # A killed process may have written rows online that its last events have removed.
@@ -136,6 +143,10 @@ class _Run:
             self._say(f"reading {', '.join(self._sources)}; press Ctrl-C to stop" if not once else "reading events")
             self._loop(sources, once, stopped)
             return {source.name: source.status() for source in sources}
+
+    def _retried(self, source: str, moved: int, left: list[Unreadable]) -> None:
+        reason = f"; the last one: {left[-1].reason}" if left else ""
+        self._say(f"{source}: {moved:,} unreadable events are readable now, {len(left):,} are not{reason}")
 
     def _prepare(self, url: str) -> None:
         """Build tables that lack the current definitions, and write their rows to Redis."""
@@ -183,8 +194,8 @@ class _Run:
                     source.save(wait=False)
         for source in sources:
             if once:
-                source.flush()
-            source.save(wait=True)
+                source.flush(wait=True)
+            source.save(wait=True, last=True)
             source.report()
 
     def _require_unchanged(self, sources: Sequence[SourceUpdater]) -> None:
@@ -205,27 +216,3 @@ def _only_reader(project: Project, source: str) -> Iterator[None]:
             f"source {source}", "another `isthmus stream` reads it",
             remedy="stop it first; one process reads all views of a source",
         ) from None  # fmt: skip
-
-
-def retry_unreadable(project: Project, views: Sequence[str] | None = None) -> dict[str, tuple[int, list[Unreadable]]]:
-    """Decode the unreadable events of streams again, and move those that are readable now to the table of events.
-
-    Returns, by source, the number of moved events, and the events that remain. The next start of `stream` adds the rows
-    of the moved events, like those of late events. Raises RequestError if another process reads a stream.
-    """
-    found = {}
-    sources = {source.name: source for view in stream_views(project, views) for source in streamed(view)}
-    for name, source in sources.items():
-        with _only_reader(project, name):
-            log = event_log(project, source)
-            aside, schema = log.unreadable(), log.schema()
-            columns = [aside[column].to_pylist() for column in aside.column_names[:3]]
-            events = [Event(*place) for place in zip(*columns, strict=True)]
-            found[name] = (0, list[Unreadable]())
-            if schema is not None and events:
-                rows, readable, unreadable = read_events(
-                    project, source, event_decoder(source, schema, project.root), events
-                )
-                log.retry(rows, readable)
-                found[name] = (len(readable), unreadable)
-    return found

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY, FIRST, LAST
 from isthmus.features.definition.spec import FeatureView, Source
-from isthmus.features.errors import ContractMismatch, DataError
+from isthmus.features.errors import ContractMismatch
 from isthmus.features.offline.canonical import canonical, identity, rows_not_in
 from isthmus.features.offline.commits import StreamPosition
 from isthmus.features.offline.history import table_schema
@@ -93,22 +93,16 @@ class ViewUpdater:
         with self._offline.reading(self.contract.table):
             assert not isinstance(history.data, pa.Table)  # noqa: S101 - a history of the store
             later = history.data.to_table(["known_at"], ds.field("known_at") >= _time(watermark))
-            future = history.data.to_table(self._empty.column_names, ds.field("known_at") > _time(self._now()))
+            now = _time(self._now())
+            ahead = (ds.field("known_at") > now) | (ds.field("event_timestamp") > now)
+            future = history.data.to_table(self._empty.column_names, ahead)
         self._future = future.cast(self._empty.schema)
         # Rows of a build or a flush may be newer than the watermark.
         self._written_before = max(watermark, int(micros(later["known_at"]).max(initial=watermark - 1)) + 1)
 
-    def refuses_null_keys(self) -> bool:
-        """Return True if an event with a null key would make the view fail, in this process and in builds."""
-        events = self._window.events.slice(0, 1)
-        for name in self._keys:
-            place = events.column_names.index(name)
-            events = events.set_column(place, name, pa.nulls(len(events), events[name].type))
-        try:
-            self._compute(events, FIRST)
-        except DataError:
-            return True
-        return False
+    @property
+    def events(self) -> pa.Table:
+        return self._window.events
 
     @property
     def unsaved(self) -> int:
@@ -136,7 +130,12 @@ class ViewUpdater:
             events = self._window.with_keys(keys, first)
         rows = self._compute(events, lowest)
         changed = self._known_from(rows, known)
-        stale = pc.and_(has_key(self._pending, keys), pc.greater_equal(self._pending["known_at"], _time(known)))
+        # Rows with an earlier event time were not computed again: the new events do not change them.
+        stale = pc.and_(
+            pc.greater_equal(self._pending["known_at"], _time(known)),
+            pc.greater_equal(self._pending["event_timestamp"], _time(lowest)),
+        )
+        stale = pc.and_(has_key(self._pending, keys), stale)
         self._pending = pa.concat_tables(
             [self._pending.filter(pc.invert(stale)), self._known_from(changed, self.watermark)]
         )
@@ -224,19 +223,19 @@ class ViewUpdater:
             raise ContractMismatch(f"offline table of {self.contract.table}", "was built again")
         self._history = history
 
-    def save(self, offsets: Mapping[str, int]) -> None:
+    def save(self, offsets: Mapping[str, int], *, last: bool = False) -> None:
         """Commit the rows that are only in Redis to the table, with the offsets of the events that they include.
 
-        First appends them to the log of pushes, with the times at which they became readable. Nothing is committed if
-        no row has changed. The caller must hold `Project.adding_to`. Raises ContractMismatch if the table has another
-        definition, and DataError or DependencyError if it cannot be written.
+        First appends them to the log of pushes, with the times at which they became readable. If no row has changed,
+        the offsets are committed only with `last`. The caller must hold `Project.adding_to`. Raises ContractMismatch if
+        the table has another definition, and DataError or DependencyError if it cannot be written.
         """
         if self._served:
             log = PushLog(self._offline.root, self.contract.table, self._offline.storage_options)
             log.append_streamed(self.contract, pa.concat_tables(self._served))
             self._served = []
-        if self.unsaved:
-            position = StreamPosition(self.watermark, {self.source.name: dict(offsets)})
+        position = StreamPosition(self.watermark, {self.source.name: dict(offsets)})
+        if self.unsaved or (last and position != self._history.commit.origin.position):
             self._offline.replace_rows(self.contract, self._unsaved_rows, self._unsaved_removals, position)
             self._history = self._offline.history(self.contract)
             self._unsaved_rows, self._unsaved_removals = self._empty, self._empty.select(self._names)

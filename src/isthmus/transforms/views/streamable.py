@@ -81,11 +81,6 @@ def _drawn_problems(
     events = events_of(frames[source.name], source, end - 2 * (contract.lookback or 0) - 1, end + 1)
     # A stream has no events without times.
     events = events.filter(pc.and_(pc.is_valid(events[timestamp]), pc.is_valid(events[known])))
-    names = [key.name for key in contract.keys]
-    keys = distinct_keys(events, names)
-    if not len(keys):
-        return
-    chosen = keys.take(pa.array(np.random.default_rng(0).permutation(len(keys))[:KEYS]))
 
     def rows(part: pa.Table) -> pa.Table:
         with events_frame(spark, part, folder) as frame:
@@ -95,6 +90,16 @@ def _drawn_problems(
     complete = rows(events)
     if not len(complete):
         return
+    names = [key.name for key in contract.keys]
+    for name in names:
+        if events[name].type != complete[name].type:
+            yield Problem(
+                f"{where}, source {source.name}", f"column {name!r} has type {events[name].type}",
+                f"{complete[name].type}, as the join key", "cast it at the writer of the events, not in the transform",
+            )  # fmt: skip
+            return
+    keys = distinct_keys(complete, names)
+    chosen = keys.take(pa.array(np.random.default_rng(0).permutation(len(keys))[:KEYS]))
     of_keys = complete.filter(has_key(complete, chosen))
     alone = rows(events.filter(has_key(events, chosen)))
     if found := difference(contract, sort_rows(contract, [of_keys]), sort_rows(contract, [alone])):
@@ -106,6 +111,8 @@ def _drawn_problems(
     until = complete.filter(pc.less(complete["known_at"], moment))
     before = rows(events.filter(pc.less(events[known], moment)))
     before = before.filter(pc.less(before["known_at"], moment)) if len(before) else before
+    if not len(until) and not len(before):
+        return
     if found := difference(contract, sort_rows(contract, [until]), sort_rows(contract, [before])):
         yield Problem(where, f"rows depend on events that became known after known_at: without them, {found}",
                       f"rows that use only events whose {known} is not after known_at",
