@@ -302,7 +302,8 @@ def test_a_column_whose_type_changed_is_refused(tmp_path: Path, kafka: str) -> N
     source.send(as_json(LATER.to_pylist()))
     stream(project, once=True)
     place = ARCHIVE.column_names.index("riders")
-    project = buses.write(source.declared, ARCHIVE.set_column(place, "riders", ARCHIVE["riders"].cast(pa.float64())))
+    wider = ARCHIVE.set_column(place, "riders", ARCHIVE["riders"].cast(pa.float64()))
+    pq.write_table(wider, buses.root / "data" / "stops.parquet")
     with pytest.raises(DataError, match="column riders: has type double, and its events were stored as int64"):
         stream(project, once=True)
 
