@@ -68,7 +68,7 @@ def stream(  # noqa: PLR0913 - the options of the command
             return _Run(project, stream_views(project, views), skip_expired, retry, say).run(once, stopped)
         except ChangedError as change:
             say(f"starting again: {change}")
-            retry = False
+            retry = skip_expired = False
             project = Project(project.root)
         except (StorageError, DependencyError, OSError) as error:
             if once:
