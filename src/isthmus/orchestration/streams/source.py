@@ -32,7 +32,7 @@ from isthmus.transforms.views.compute import Frames, stream_view
 from isthmus.transforms.views.events import columns_of, events_frame, events_of, known_since, latest
 from isthmus.transforms.views.streamable import event_decoder, stream_problems, streamed
 
-BATCH = 20_000
+BATCH = 60_000
 """Most events of a micro-batch."""
 _PROBES = 10_000
 """Events with which nulls in keys are tried."""
