@@ -240,6 +240,11 @@ def moment(minutes: int) -> datetime:
     behind=None,
     days=True,
 )
+@example(
+    # The last event is late, but does not change the rows with an earlier event time that are not saved yet.
+    events=[("a", 78, 0, 0, 0), ("a", 1, 3, 0, 0), ("a", 1, 4, 0, 0)],
+    sizes=[1] * 12, actions=[""] * 12, lateness=0, behind=None, days=True,
+)  # fmt: skip
 @given(
     events=events, sizes=sizes, actions=actions, lateness=st.sampled_from([0, 7, 60]),
     behind=st.sampled_from([None, 4, 90]), days=st.booleans(),

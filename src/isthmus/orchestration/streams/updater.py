@@ -259,7 +259,7 @@ class ViewUpdater:
         return rows.filter(pc.greater_equal(rows["known_at"], _time(known)))
 
     def _stored(self, keys: pa.Table, known: int, lowest: int) -> pa.Table:
-        """Return keys, times and content hashes of the written rows of these keys, known at `known` or later."""
+        """Return keys, times and hashes of the written rows of these keys, from a known and an event time on."""
         import pyarrow.dataset as ds
 
         data: Any = self._history.data
@@ -272,6 +272,7 @@ class ViewUpdater:
         overruled = pa.concat_tables([self._unsaved_rows.select(self._names), self._unsaved_removals])
         stored = rows_not_in(stored, overruled.cast(stored.select(self._names).schema))
         mine = self._known_from(self._unsaved_rows.filter(has_key(self._unsaved_rows, keys)), known)
+        mine = mine.filter(pc.greater_equal(mine["event_timestamp"], _time(lowest)))
         return pa.concat_tables([stored, mine.select(self._columns).cast(stored.schema)])
 
     def _keep(self, rows: pa.Table, gone: pa.Table) -> None:
