@@ -26,6 +26,7 @@ from feast.repo_config import RepoConfig
 from tree_sitter import Language, Parser
 
 from isthmus.dagster import IsthmusProjectComponent
+from isthmus.features.definition.checks import Declarations
 from isthmus.orchestration import settings
 from isthmus.orchestration.cli import cli
 from isthmus.orchestration.graph.instance import INSTANCE
@@ -123,6 +124,14 @@ def declared(names: Mapping[str, Any]) -> None:
     assert names["task"].problems("task") == []
 
 
+def followed(names: Mapping[str, Any]) -> None:
+    declarations = Declarations("shop")
+    declarations.add(names["flights"])
+    declarations.check()
+    assert declarations.problems == []
+    assert names["flights"].known_column == "landed_at"
+
+
 AFTER: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "docs/evaluation.md": evaluated,
     "docs/teachers.md": taught,
@@ -132,6 +141,7 @@ AFTER: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "docs/decoding.md": generated,
     "docs/heads.md": fed,
     "docs/serving.md": pushed,
+    "docs/streams.md": followed,
 }
 """What the blocks of a page leave, and what is known of it."""
 

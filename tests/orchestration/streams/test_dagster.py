@@ -38,7 +38,7 @@ def test_the_sensor_reads_the_stream_or_shows_who_reads_it(buses: Buses) -> None
     with dg.DagsterInstance.ephemeral() as instance:
         tick = evaluated(definitions, instance)
         assert [request.asset_selection for request in tick.run_requests] == [[dg.AssetKey(["events"])]]
-        job = definitions.get_implicit_global_asset_job_def()
+        job = definitions.resolve_implicit_global_asset_job_def()
         done = job.execute_in_process(instance=instance, asset_selection=[dg.AssetKey(["events"])])
         assert done.success
         [event] = done.asset_materializations_for_node("stream")
