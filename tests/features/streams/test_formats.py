@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, ti
 
 from isthmus.features.definition.streams import Avro, Format, Json, Protobuf
 from isthmus.features.errors import ConfigurationError, DependencyError
-from isthmus.features.streams.formats import Decoder, Event
+from isthmus.features.streams.formats import EventDecoder, StreamEvent
 
 TIME = pa.timestamp("us", "UTC")
 COLUMNS = pa.schema([
@@ -101,12 +101,12 @@ def registry() -> Iterator[str]:
     server.server_close()
 
 
-def decoder(form: Format, root: Path) -> Decoder:
-    return Decoder("stops", COLUMNS, ["at"], form, root)
+def decoder(form: Format, root: Path) -> EventDecoder:
+    return EventDecoder("stops", COLUMNS, ["at"], form, root)
 
 
-def events(values: list[bytes]) -> list[Event]:
-    return [Event("0", n, value) for n, value in enumerate(values)]
+def events(values: list[bytes]) -> list[StreamEvent]:
+    return [StreamEvent("0", n, value) for n, value in enumerate(values)]
 
 
 def test_every_format_gives_the_same_rows(tmp_path: Path, registry: str) -> None:
@@ -206,4 +206,4 @@ def test_a_schema_file_that_cannot_be_used(tmp_path: Path, form: Format, content
 
 def test_a_column_that_events_cannot_have(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="column price: has type decimal"):
-        Decoder("stops", COLUMNS.append(pa.field("price", pa.decimal128(5, 2))), ["at"], Json(), tmp_path)
+        EventDecoder("stops", COLUMNS.append(pa.field("price", pa.decimal128(5, 2))), ["at"], Json(), tmp_path)

@@ -14,7 +14,7 @@ from isthmus.features.days import DAY, FIRST, Days
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.offline.delta import StoredTable, TableErrors
 from isthmus.features.offline.partitions import DAY_COLUMN, dataset, files_by_day
-from isthmus.features.streams.formats import Event, Unreadable
+from isthmus.features.streams.formats import StreamEvent, Unreadable
 from isthmus.features.values.arrow import micros
 
 FOLDER, UNREADABLE = "_streams", "_unreadable"
@@ -124,7 +124,7 @@ class EventLog:
         return self._read
 
     def append(
-        self, rows: pa.Table, events: Sequence[Event], unreadable: Sequence[Unreadable], now: int,
+        self, rows: pa.Table, events: Sequence[StreamEvent], unreadable: Sequence[Unreadable], now: int,
         watermark: Callable[[Mapping[str, int]], int],
     ) -> None:  # fmt: skip
         """Append events in one commit with their offsets, so that each is stored once.
@@ -168,7 +168,7 @@ class EventLog:
             raise
         self._read = read
 
-    def _with_positions(self, rows: pa.Table, events: Sequence[Event]) -> pa.Table:
+    def _with_positions(self, rows: pa.Table, events: Sequence[StreamEvent]) -> pa.Table:
         days = pa.array((micros(rows[self._timestamp]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
         rows = rows.append_column(PARTITION, pa.array([event.partition for event in events], pa.string()))
         rows = rows.append_column(OFFSET, pa.array([event.offset for event in events], pa.int64()))
@@ -242,7 +242,7 @@ class EventLog:
         if rows:
             self._unreadable.append(pa.Table.from_pylist(rows, _UNREADABLE_SCHEMA))
 
-    def retry(self, rows: pa.Table, events: Sequence[Event]) -> None:
+    def retry(self, rows: pa.Table, events: Sequence[StreamEvent]) -> None:
         """Move events that were unreadable, and are readable now, to the table of events. `rows` are their rows.
 
         If the call is interrupted, a second one may add events again, which changes no row: equal rows are one event.
@@ -251,7 +251,7 @@ class EventLog:
             return
         read = self.read_until()
         first = read.offsets.get(RETRIED, 0)
-        places = [Event(RETRIED, first + n, b"") for n in range(len(rows))]
+        places = [StreamEvent(RETRIED, first + n, b"") for n in range(len(rows))]
         offsets = {**read.offsets, RETRIED: first + len(rows)}
         self._commit(self._with_positions(rows, places), replace(read, offsets=offsets))
         table = self._unreadable.open(check=False)

@@ -33,7 +33,7 @@ _SCALE = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _INT32, _INT64 = 1 << 31, 1 << 63
 
 
-class Event(NamedTuple):
+class StreamEvent(NamedTuple):
     """An undecoded event. `offset` is its position in its partition, ascending. `value` is None for a deletion."""
 
     partition: str
@@ -44,11 +44,11 @@ class Event(NamedTuple):
 class Unreadable(NamedTuple):
     """An event that cannot become a row, and the reason."""
 
-    event: Event
+    event: StreamEvent
     reason: str
 
 
-class Decoder:
+class EventDecoder:
     """Decodes the events of a source to Arrow rows.
 
     `columns` are the types of the source's columns. Columns in `required` (the times) must not be null. Relative paths
@@ -68,7 +68,7 @@ class Decoder:
         self._decode = self._decoder(form, kind, root)
         self._members = list(names)
 
-    def rows(self, events: Sequence[Event]) -> tuple[pa.Table, list[Event], list[Unreadable]]:
+    def rows(self, events: Sequence[StreamEvent]) -> tuple[pa.Table, list[StreamEvent], list[Unreadable]]:
         """Return the rows of the readable events, these events in the same order, and the unreadable events.
 
         Raises DependencyError or DataError if the schema registry fails.

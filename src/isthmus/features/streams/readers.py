@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from isthmus.features.definition.streams import FileStream, Kafka, RedisStream, Stream
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, extra
 from isthmus.features.redis.connection import connect, translate_errors
-from isthmus.features.streams.formats import Event
+from isthmus.features.streams.formats import StreamEvent
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -39,7 +39,7 @@ class StreamReader(Protocol):
         are not noticed. Raises DependencyError if the broker does not answer.
         """
 
-    def poll(self, limit: int, seconds: float) -> list[Event]:
+    def poll(self, limit: int, seconds: float) -> list[StreamEvent]:
         """Return up to `limit` events that arrive within `seconds`.
 
         Raises DataError if events expire before they are read, and DependencyError if the broker does not answer.
@@ -158,20 +158,20 @@ class KafkaReader:
         remedy = "start the broker, or correct servers=; no event is lost, it is read again from its offset"
         return DependencyError(self._where, f"{self._servers} does not answer ({problem})", remedy=remedy)
 
-    def poll(self, limit: int, seconds: float) -> list[Event]:
+    def poll(self, limit: int, seconds: float) -> list[StreamEvent]:
         if time.monotonic() - self._looked > _REFRESH_SECONDS:
             new = [name for name in self._existing() if name not in self._next]
             if new:
                 self._next |= dict.fromkeys(new, 0)
                 self._assign()
-        events, kinds = list[Event](), self._kafka.KafkaError
+        events, kinds = list[StreamEvent](), self._kafka.KafkaError
         for message in self._consumer.consume(limit, seconds):
             name, error = str(message.partition()), message.error()
             if error is None:
                 self._ended.discard(name)
                 offset = message.offset() or 0
                 self._next[name] = offset + 1
-                events.append(Event(name, offset, message.value()))
+                events.append(StreamEvent(name, offset, message.value()))
             elif error.code() == kinds._PARTITION_EOF:
                 self._ended.add(name)
             elif error.code() in (kinds._AUTO_OFFSET_RESET, kinds.OFFSET_OUT_OF_RANGE):
@@ -226,14 +226,14 @@ class RedisReader:
             )  # fmt: skip
         self._next, self._at_end = offsets.get("0", 0), False
 
-    def poll(self, limit: int, seconds: float) -> list[Event]:
+    def poll(self, limit: int, seconds: float) -> list[StreamEvent]:
         with translate_errors(self._url):
             reply: Any = self._client.xread(
                 {self._stream.key: _entry_id(self._next - 1)}, count=limit, block=max(1, int(seconds * 1000))
             )
         entries = reply[0][1] if reply else []
         self._at_end = len(entries) < limit
-        events = [Event("0", _offset(name), fields.get(self._stream.member.encode())) for name, fields in entries]
+        events = [StreamEvent("0", _offset(name), fields.get(self._stream.member.encode())) for name, fields in entries]
         if events:
             self._next = events[-1].offset + 1
         return events
@@ -271,7 +271,7 @@ class FileReader:
         self._folder = folder
         self._read: dict[str, int] = {}
         self._lengths: dict[str, int] = {}
-        self._current: Iterator[Event] = iter(())
+        self._current: Iterator[StreamEvent] = iter(())
         self._at_end = False
 
     def partitions(self) -> list[str]:
@@ -281,9 +281,9 @@ class FileReader:
         self._read, self._at_end = dict(offsets), False
         self._current = iter(())
 
-    def poll(self, limit: int, seconds: float) -> list[Event]:
+    def poll(self, limit: int, seconds: float) -> list[StreamEvent]:
         end = time.monotonic() + seconds
-        events: list[Event] = []
+        events: list[StreamEvent] = []
         while len(events) < limit:
             event = next(self._current, None)
             if event is not None:
@@ -309,11 +309,11 @@ class FileReader:
                 return 0
         return self._lengths[name]
 
-    def _lines(self, name: str, start: int) -> Iterator[Event]:
+    def _lines(self, name: str, start: int) -> Iterator[StreamEvent]:
         with suppress(FileNotFoundError), (self._folder / name).open("rb") as file:
             for number, line in enumerate(line for line in file if line.strip()):
                 if number >= start:
-                    yield Event(name, number, line.strip())
+                    yield StreamEvent(name, number, line.strip())
 
     def ended(self) -> set[str]:
         return {*self.partitions()} if self._at_end else set()

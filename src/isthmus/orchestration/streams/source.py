@@ -22,7 +22,7 @@ from isthmus.features.offline.commits import StreamPosition
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.projectstatus import StreamStatus
 from isthmus.features.streams.events import ReadUntil
-from isthmus.features.streams.formats import Decoder, Event, Unreadable
+from isthmus.features.streams.formats import EventDecoder, StreamEvent, Unreadable
 from isthmus.features.streams.readers import StreamReader
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.frames import event_log, read_sources
@@ -68,6 +68,7 @@ class SourceUpdater:
         self._columns = columns_of(self._archive)
         self._decoder = event_decoder(source, self._columns, project.root)
         self._last_event = dict[str, float]()
+        self._frames = dict[str, Callable[[pa.Table], AbstractContextManager[Frames]]]()
         self._records = dict[str, bytes | None]()
         self.recovered = False
         self._updaters: list[ViewUpdater] = []
@@ -152,13 +153,15 @@ class SourceUpdater:
         """Move the unreadable events that are readable now to the table of events; their rows are then late ones."""
         aside = self._log.unreadable()
         columns = [aside[column].to_pylist() for column in aside.column_names[:3]]
-        events = [Event(*place) for place in zip(*columns, strict=True)]
+        events = [StreamEvent(*place) for place in zip(*columns, strict=True)]
         rows, readable, unreadable = read_events(self._project, self.source, self._decoder, events)
         self._log.retry(rows, readable)
         self._unreadable = len(unreadable)
         return len(readable), unreadable
 
     def _frames_of(self, view: FeatureView) -> Callable[[pa.Table], AbstractContextManager[Frames]]:
+        if view.name in self._frames:
+            return self._frames[view.name]
         static = [source for source in view.sources if source.stream is None]
         others = read_sources(self._project, self._spark, static, self._folder)
         self._require_streamable(view, others)
@@ -168,6 +171,7 @@ class SourceUpdater:
             with events_frame(self._spark, events, self._folder) as frame:
                 yield {**others, self.source.name: frame}
 
+        self._frames[view.name] = frames
         return frames
 
     def _require_streamable(self, view: FeatureView, others: Frames) -> None:
@@ -299,8 +303,8 @@ def _at_least(column: str, time: int) -> pc.Expression:
 
 
 def read_events(
-    project: Project, source: Source, decoder: Decoder, events: Sequence[Event]
-) -> tuple[pa.Table, list[Event], list[Unreadable]]:
+    project: Project, source: Source, decoder: EventDecoder, events: Sequence[StreamEvent]
+) -> tuple[pa.Table, list[StreamEvent], list[Unreadable]]:
     rows, places, unreadable = decoder.rows(events)
     # A single event from the year 2099 would move the watermark past all others.
     known = source.known_column

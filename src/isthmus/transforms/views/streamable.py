@@ -13,7 +13,7 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import FeatureView, Source
 from isthmus.features.errors import Problem, one_of
-from isthmus.features.streams.formats import Decoder
+from isthmus.features.streams.formats import EventDecoder
 from isthmus.features.streams.window import distinct_keys, has_key
 from isthmus.features.values.arrow import micros
 from isthmus.transforms.views.compute import Frames, stream_view
@@ -65,11 +65,11 @@ def stream_problems(
         yield from _drawn_problems(spark, view, contract, source, frames, Path(folder))
 
 
-def event_decoder(source: Source, columns: pa.Schema, root: Path, keys: Sequence[str] = ()) -> Decoder:
+def event_decoder(source: Source, columns: pa.Schema, root: Path, keys: Sequence[str] = ()) -> EventDecoder:
     """Return the decoder of a source's stream. `columns` are those of the source's data; `keys` must not be null."""
     assert source.stream is not None  # noqa: S101 - the caller asks only for such sources
     times = [name for name in (source.timestamp, source.known) if name is not None]
-    return Decoder(source.name, columns, [*times, *keys], source.stream.format, root)
+    return EventDecoder(source.name, columns, [*times, *keys], source.stream.format, root)
 
 
 def _drawn_problems(
