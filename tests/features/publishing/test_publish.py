@@ -328,7 +328,8 @@ def _name(key: int) -> bytes:
 
 
 def _forget(client: Client, count: int) -> None:
-    for name in list(client.scan_iter("prod:k,n:*"))[:count]:
+    """Delete rows, but not that of key 0, which some tests have pushed: Redis scans keys in an order of its own."""
+    for name in sorted(set(client.scan_iter("prod:k,n:*")) - {_name(0)})[:count]:
         client.delete(name)
 
 
