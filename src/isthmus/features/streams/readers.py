@@ -1,7 +1,5 @@
 """Readers of streams. They return the events from given offsets on, and know which partitions they have read."""
 
-import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -9,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from isthmus.features.definition.streams import FileStream, Kafka, RedisStream, Stream
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, extra
+from isthmus.features.errors import DataError, DependencyError, extra
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.streams.formats import StreamEvent
+from isthmus.features.streams.registry import expand
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
 _SEQUENCE = 1 << 20
 """Entries that a Redis stream may have per millisecond."""
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
 _REFRESH_SECONDS = 30.0
 """Seconds between two looks for new partitions."""
 _SILENCE_SECONDS = 10.0
@@ -67,15 +65,9 @@ def open_reader(source: str, stream: Stream, root: Path, redis_url: str) -> Stre
         case RedisStream(connection=""):
             return RedisReader(where, stream, redis_url)
         case RedisStream():
-            return RedisReader(where, stream, _environment(where, stream.connection))
+            return RedisReader(where, stream, expand(where, f"${{{stream.connection}}}"))
         case FileStream():
             return FileReader(where, root / stream.folder)
-
-
-def _environment(where: str, name: str) -> str:
-    if value := os.environ.get(name):
-        return value
-    raise ConfigurationError("definitions.py", [Problem(where, f"the environment variable {name} is not set")])
 
 
 class KafkaReader:
@@ -86,10 +78,7 @@ class KafkaReader:
             import confluent_kafka
         self._kafka, self._where, self._topic = confluent_kafka, f"{where} {stream.topic}", stream.topic
         self._servers, self._problem = stream.servers, ""
-        options = {
-            name: _VARIABLE.sub(lambda found: _environment(where, found[1]), value)
-            for name, value in stream.properties.items()
-        }
+        options = {name: expand(where, value) for name, value in stream.properties.items()}
         self._consumer: Consumer = confluent_kafka.Consumer({
             "bootstrap.servers": stream.servers, "group.id": "isthmus", "enable.auto.commit": False,
             "auto.offset.reset": "error", "enable.partition.eof": True, "fetch.wait.max.ms": 50,
