@@ -222,6 +222,26 @@ def test_events_that_expired_before_they_were_read(tmp_path: Path) -> None:
     same_as(buses, EVENTS)
 
 
+def test_a_redis_stream_that_was_trimmed(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("redis", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    with project.redis() as url, redis.Redis.from_url(url) as client:
+        source.send(as_json(LATER.slice(0, 100).to_pylist()))
+        stream(project, once=True)
+        client.xtrim("incoming", maxlen=0, approximate=False)  # all of them were read
+        source.send(as_json(LATER.slice(100, 100).to_pylist()))
+        assert stream(project, once=True)["stops"].events == 100
+        source.send(as_json(LATER.slice(200).to_pylist()))
+        client.xtrim("incoming", maxlen=150, approximate=False)
+        with pytest.raises(DataError, match=r"incoming: 50 entries after \d+-\d+ were trimmed unread.*--skip-expired"):
+            stream(project, once=True)
+        pq.write_table(EVENTS.slice(0, 450), buses.root / "data" / "stops.parquet")
+        assert stream(project, once=True, skip_expired=True)["stops"].events == 150
+        assert stream(project, once=True)["stops"].events == 0
+        same_as(buses, EVENTS)
+
+
 def same_as(buses: Buses, events: pa.Table) -> None:
     """The table and Redis are those of one build."""
     assert buses.rows() == buses.oracle(events)

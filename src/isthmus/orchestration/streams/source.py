@@ -88,6 +88,7 @@ class SourceUpdater:
         assert self.source.stream is not None  # noqa: S101 - only such sources
         self._require_types()
         read = self._log.follow(self.source.stream.name)
+        self.reader.passed = read.passed
         self.reader.seek(read.of_stream(read.offsets), skip_expired=skip_expired)
         for view in views:
             each = ViewUpdater(
@@ -216,7 +217,9 @@ class SourceUpdater:
             self._last_event |= dict.fromkeys({event.partition for event in events}, now)
             rows, places, unreadable = read_events(self._project, self.source, self._decoder, events)
             with _storing():
-                self._log.append(rows, places, unreadable, self._project.now(), self._watermark)
+                self._log.append(
+                    rows, places, unreadable, self._project.now(), self._watermark, self.reader.passed
+                )  # fmt: skip
             self._unreadable += len(unreadable)
             self._events += len(events)
             self._rate = [*self._rate[-200:], (now, len(events))]
