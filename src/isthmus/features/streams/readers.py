@@ -250,7 +250,7 @@ class RedisReader:
             unread = 0
         elif not first or _offset(first[0]) >= self._next:
             unread = info["length"]
-        if _offset(info["max-deleted-entry-id"]) >= self._next:
+        if _offset(info["max-deleted-entry-id"]) >= max(1, self._next):
             self.passed = None  # XDEL has removed single entries, which is not an error
         if unread is None:
             return
