@@ -1,6 +1,7 @@
-"""A Redis stream that is trimmed: entries that are gone unread are noticed, whatever else was trimmed or deleted."""
+"""Readers of streams that are trimmed, deleted, created again, or get other partitions."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,16 @@ import redis
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus.features.definition.streams import RedisStream
-from isthmus.features.errors import DataError
+from isthmus.features.definition.streams import Kafka, RedisStream
+from isthmus.features.errors import DataError, DependencyError
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.features.streams import readers
 from isthmus.features.streams.readers import RedisReader
-from tests.servers import redis_cluster
+from tests.broker import broker, change_partitions, create_topic, produce
+from tests.objectstore import object_store
+from tests.orchestration.streams.buses import await_true
+from tests.servers import free_port, redis_cluster
 
 KEY = "stops"
 
@@ -171,3 +176,37 @@ def test_a_stream_in_a_cluster(tmp_path: Path) -> None:
             cluster.xtrim(KEY, maxlen=0, approximate=False)
             with pytest.raises(DataError, match=r"1 entries after .* were trimmed unread"):
                 reading.restart()
+
+
+@pytest.mark.accept
+def test_partitions_that_are_added_or_removed_while_a_topic_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "_REFRESH_SECONDS", 0.1)
+    port, read = free_port(), set[tuple[str, int]]()
+    with object_store(tmp_path / "s3") as storage:
+        with broker(tmp_path, port, storage) as address:
+            create_topic(address, "stops")
+            produce(address, "stops", [("A", b"{}")] * 10, lambda n: n % 2)
+            reader = readers.KafkaReader("source stops, stream", Kafka("stops", address))
+            reader.seek({})
+
+            def poll() -> bool:
+                with suppress(DependencyError):  # while the broker starts again
+                    read.update((event.partition, event.offset) for event in reader.poll(100, 0.1))
+                return reader.ended() == set(reader.partitions())
+
+            await_true(lambda: poll() and len(read) == 10)
+        change_partitions(storage, "stops", 4)
+        with broker(tmp_path, port, storage):
+            await_true(lambda: poll() and len(reader.partitions()) == 4)
+            produce(address, "stops", [("A", b"{}")] * 20, lambda n: n % 4)
+            await_true(lambda: poll() and len(read) == 30)
+            assert read == {(str(n), place) for n in range(4) for place in range(10 if n < 2 else 5)}
+        change_partitions(storage, "stops", 1)
+        with (
+            broker(tmp_path, port, storage),
+            pytest.raises(DataError, match=r"partitions 1, 2, 3 no longer exist.*Give the new topic another name"),
+        ):
+            await_true(lambda: not poll() and False)
+        reader.close()

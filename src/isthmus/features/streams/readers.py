@@ -1,7 +1,7 @@
 """Readers of streams. They return the events from given offsets on, and know which partitions they have read."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -102,7 +102,7 @@ class KafkaReader:
     def partitions(self) -> list[str]:
         return list(self._next)
 
-    def _existing(self) -> list[str]:
+    def _existing(self, read: Iterable[str]) -> list[str]:
         with self._answering():
             metadata = self._consumer.list_topics(self._topic, timeout=_SILENCE_SECONDS)
         topic = metadata.topics.get(self._topic)
@@ -110,24 +110,22 @@ class KafkaReader:
             raise DataError(self._where, f"the topic does not exist at {self._servers}",
                             remedy="create it, or correct topic=; the events read so far are kept")  # fmt: skip
         self._looked = time.monotonic()
-        return [str(number) for number in sorted(topic.partitions)]
-
-    def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
-        known = self._existing()
-        if gone := sorted(set(offsets) - set(known), key=int):
+        names = [str(number) for number in sorted(topic.partitions)]
+        if gone := sorted(set(read) - set(names), key=int):
             raise DataError(
                 self._where, f"partitions {', '.join(gone)} no longer exist: the topic was created again",
                 remedy="give the new topic another name; rows of the events read so far are kept",
             )  # fmt: skip
+        return names
+
+    def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
         self._ended, self._next = set(), {}
-        for name in known:
-            low, high = self._bounds(name)
+        for name in self._existing(offsets):
+            low, _ = self._bounds(name)
             start = offsets.get(name, low)
             self._next[name] = max(start, low) if skip_expired else start
             if start < low and not skip_expired:
                 raise self._expired(name, start, low)
-            if start == high:
-                self._ended.add(name)
         self._assign()
 
     def _expired(self, name: str, start: int, low: int) -> DataError:
@@ -159,7 +157,7 @@ class KafkaReader:
 
     def poll(self, limit: int, seconds: float) -> list[StreamEvent]:
         if time.monotonic() - self._looked > _REFRESH_SECONDS:
-            new = [name for name in self._existing() if name not in self._next]
+            new = [name for name in self._existing(self._next) if name not in self._next]
             if new:
                 self._next |= dict.fromkeys(new, 0)
                 self._assign()
@@ -175,10 +173,7 @@ class KafkaReader:
                 self._ended.add(name)
             elif error.code() in (kinds._AUTO_OFFSET_RESET, kinds.OFFSET_OUT_OF_RANGE):
                 start, (low, high) = self._next[name], self._bounds(name)
-                if start < low:
-                    raise self._expired(name, start, low)
-                problem = f"partition {name} ends at {high}, but {start} events were read: it was created again"
-                raise DataError(self._where, problem, remedy="give the new topic another name")
+                raise self._expired(name, start, low) if start < low else self._created_again(name, high)
             elif not error.retriable():
                 raise DependencyError(self._where, f"{self._servers} answers: {error.str()}")
         if events:
@@ -186,7 +181,16 @@ class KafkaReader:
         elif self._problem:
             problem, self._problem = self._problem, ""
             raise self._silent(problem)
+        else:
+            for name, start in self._next.items():
+                high = self._bounds(name, cached=True)[1]
+                if 0 <= high < start:  # not every broker answers with an error
+                    raise self._created_again(name, high)
         return events
+
+    def _created_again(self, name: str, high: int) -> DataError:
+        problem = f"partition {name} ends at {high}, but {self._next[name]} events were read: it was created again"
+        return DataError(self._where, problem, remedy="give the new topic another name")
 
     def _failed(self, error: Any) -> None:
         if error.code() == self._kafka.KafkaError._ALL_BROKERS_DOWN or error.fatal():
