@@ -1,5 +1,6 @@
 """`isthmus stream` against a build of the same events, with real brokers."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ from isthmus.orchestration.verification.verify import verify
 from tests.broker import broker, create_topic, produce
 from tests.orchestration.server.served import served
 from tests.orchestration.streams.buses import BEGIN, Buses, as_json, await_true, distinct, shuffled, stops
-from tests.servers import redis_server
+from tests.servers import free_port, redis_server
 from tests.transforms.connect import connect_server
 
 
@@ -235,6 +237,44 @@ def test_a_redis_stream_that_was_trimmed(tmp_path: Path, kafka: str) -> None:
         pq.write_table(EVENTS.slice(0, 450), buses.root / "data" / "stops.parquet")
         assert stream(project, once=True, skip_expired=True)["stops"].events == 150
         assert stream(project, once=True)["stops"].events == 0
+        same_as(buses, EVENTS)
+
+
+@pytest.mark.accept
+def test_reading_waits_for_the_schema_registry(tmp_path: Path, kafka: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = self.path == "/schemas/ids/7"
+            body = {"schema": "{}", "schemaType": "JSON"} if found else {"error_code": 40403}
+            self.send_response(200 if found else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    port, buses = free_port(), Buses(tmp_path / "buses")
+    source = Source("kafka", buses, kafka)
+    declared = source.declared.replace(")", f", Json(registry='http://me:word@127.0.0.1:{port}'))")
+    with pytest.raises(ConfigurationError, match="has a user in its URL"):
+        buses.write(declared, ARCHIVE)
+    project = buses.write(declared.replace("me:word@", ""), ARCHIVE)
+    framed = [(key, b"\0\0\0\0\x07" + value) for key, value in as_json(LATER.to_pylist())]
+    unknown = [("A", b"\0\0\0\0\x08{}"), ("A", b"{}")]
+    source.send([*framed, *unknown])
+    with project.redis():
+        following = Following(project)
+        following.await_text(f"the schema registry http://127.0.0.1:{port} does not answer")
+        assert not following_read_all(buses, len(framed) + 2)
+        with HTTPServer(("127.0.0.1", port), Handler) as server:
+            threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+            await_true(lambda: following_read_all(buses, len(framed) + 2))
+            following.stop()
+            stream(project, once=True)
+            server.shutdown()
+        log = event_log(project, project.definitions.views["crowding"].sources[0])
+        assert sorted(log.unreadable()["reason"].to_pylist()) == [
+            "does not begin with the id of a schema", "the schema registry does not have schemas/ids/8",
+        ]  # fmt: skip
         same_as(buses, EVENTS)
 
 
