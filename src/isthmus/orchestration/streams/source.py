@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from isthmus.features.streams.readers import StreamReader
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.frames import event_log, read_sources
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.streams.computation import EventFrames
 from isthmus.orchestration.streams.updater import ViewUpdater
 from isthmus.transforms.views.compute import Frames, stream_view
 from isthmus.transforms.views.events import columns_of, events_frame, events_of, known_since, latest
@@ -68,7 +69,7 @@ class SourceUpdater:
         self._columns = columns_of(self._archive)
         self._decoder = event_decoder(source, self._columns, project.root)
         self._last_event = dict[str, float]()
-        self._frames = dict[str, Callable[[pa.Table], AbstractContextManager[Frames]]]()
+        self._frames = dict[str, EventFrames]()
         self._records = dict[str, bytes | None]()
         self.recovered = False
         self._updaters: list[ViewUpdater] = []
@@ -140,7 +141,7 @@ class SourceUpdater:
                 nulls = pa.nulls(len(events), events[name].type)
                 blank = events.set_column(events.column_names.index(name), name, nulls)
                 try:
-                    with frames(blank) as own:
+                    with frames(blank, blank.slice(0, 0)) as own:
                         for _ in stream_view(view, compiled, own, (FIRST, LAST)):
                             pass
                 except DataError:
@@ -159,7 +160,7 @@ class SourceUpdater:
         self._unreadable = len(unreadable)
         return len(readable), unreadable
 
-    def _frames_of(self, view: FeatureView) -> Callable[[pa.Table], AbstractContextManager[Frames]]:
+    def _frames_of(self, view: FeatureView) -> EventFrames:
         if view.name in self._frames:
             return self._frames[view.name]
         static = [source for source in view.sources if source.stream is None]
@@ -167,8 +168,8 @@ class SourceUpdater:
         self._require_streamable(view, others)
 
         @contextmanager
-        def frames(events: pa.Table) -> Iterator[Frames]:
-            with events_frame(self._spark, events, self._folder) as frame:
+        def frames(events: pa.Table, without: pa.Table) -> Iterator[Frames]:
+            with events_frame(self._spark, events, self._folder, without) as frame:
                 yield {**others, self.source.name: frame}
 
         self._frames[view.name] = frames
