@@ -8,14 +8,11 @@ import pyarrow as pa
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.schema import ViewContract
+from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.tiles import Aggregation, Count, Max, Mean, Min, Sum, Tiling
+from isthmus.features.errors import DataError
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints
-
-# A tile's place is its key's number, then its tick. So the places in order are the keys one after the other, each with
-# its ticks in order, and a window is a range of places. 36 bits hold the seconds of more than 1,000 years around 1970.
-_BITS = 36
-_MIDDLE = 1 << (_BITS - 1)
 
 Part: TypeAlias = tuple[str, str]
 """A column and the function of Arrow that aggregates it in a tile."""
@@ -29,11 +26,15 @@ class TileState:
     """The tiles of a view's events, in memory. Call `add` for new events, then `rows` for the rows that they change."""
 
     def __init__(self, view: ViewContract, tiling: Tiling) -> None:
-        self._keys = [key.name for key in view.keys]
+        self._view, self._keys = view.name, [key.name for key in view.keys]
         self._features = list(tiling.features())
         self._columns = tiling.columns
         self._tick = tiling.tick // MICROSECOND
         self._reach = max(window // MICROSECOND for _, _, window in self._features) // self._tick
+        # A tile's place is its key's number, then its tick. So the places in order are the keys one after the other,
+        # each with its ticks in order, and a window is a range of places.
+        self._origin = FIRST // self._tick - self._reach
+        self._bits = (LAST // self._tick + 1 - self._origin).bit_length()
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._places: Ints = np.empty(0, np.int64)
         self._parts: dict[Part, Ints] = {part: np.empty(0, np.int64) for part in self._needed()}
@@ -60,7 +61,10 @@ class TileState:
         numbers = self._numbers
         keys = zip(*(tiles[name].to_pylist() for name in groups), strict=True)
         coded = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
-        places = _place(coded, tiles["t"].to_numpy())
+        if len(numbers) >> (63 - self._bits):
+            raise DataError(f"view {self._view}", f"has {len(numbers):,} keys at once, too many for its tick",
+                            remedy="declare a longer tick=, or shorter windows")  # fmt: skip
+        places = self._place(coded, tiles["t"].to_numpy())
         order = np.argsort(places)
         found = {
             (column, function): tiles[f"{named[column]}_{function}" if column else function]
@@ -89,12 +93,12 @@ class TileState:
         found = sorted((number, key) for key in chosen if (number := self._numbers.get(key)) is not None)
         coded = np.array([number for number, _ in found], np.int64)
         tick = -(-first // self._tick)
-        lows = np.searchsorted(self._places, _place(coded, np.int64(tick - self._reach + 1)))
-        highs = np.searchsorted(self._places, _place(coded + 1, np.int64(-_MIDDLE)))
+        lows = np.searchsorted(self._places, self._place(coded, tick - self._reach + 1))
+        highs = np.searchsorted(self._places, self._place(coded + 1, self._origin))
         counts = highs - lows
         index = np.repeat(lows - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         places = self._places[index]
-        ticks = (places & ((1 << _BITS) - 1)) - _MIDDLE
+        ticks = self._ticks(places)
         wanted = np.flatnonzero(ticks >= tick)
         windows = _Windows({part: values[index] for part, values in self._parts.items()}, places, wanted)
         columns = {name: windows.of(each, window // MICROSECOND // self._tick)
@@ -105,20 +109,21 @@ class TileState:
         times = pa.array(ticks[wanted] * self._tick).cast(pa.timestamp("us", "UTC"))
         return pa.table({**taken, **columns, "event_timestamp": times})
 
-    def keys(self, schema: pa.Schema) -> pa.Table:
-        """Return all keys, as a table with these columns."""
-        columns = zip(*self._numbers, strict=True) if self._numbers else ((),) * len(self._keys)
-        return pa.table(list(columns), schema)
-
     def forget(self, first: int) -> None:
         """Drop the tiles before a time, and keys without tiles."""
-        coded, ticks = self._places >> _BITS, (self._places & ((1 << _BITS) - 1)) - _MIDDLE
+        coded, ticks = self._places >> self._bits, self._ticks(self._places)
         kept = ticks * self._tick >= first
         used, renumbered = np.unique(coded[kept], return_inverse=True)
         names = list(self._numbers)
         self._numbers = {names[old]: new for new, old in enumerate(used.tolist())}
-        self._places = _place(renumbered, ticks[kept])
+        self._places = self._place(renumbered, ticks[kept])
         self._parts = {part: values[kept] for part, values in self._parts.items()}
+
+    def _place(self, numbers: Ints, ticks: Ints | int) -> Ints:
+        return (numbers << self._bits) + (ticks - self._origin)
+
+    def _ticks(self, places: Ints) -> Ints:
+        return (places & ((1 << self._bits) - 1)) + self._origin
 
 
 class _Windows:
@@ -163,7 +168,3 @@ class _Windows:
                 self._tables[part][size][first[own]], self._tables[part][size][end[own] - (1 << size)]
             )
         return result
-
-
-def _place(numbers: Ints, ticks: "Ints | np.int64") -> Ints:
-    return (numbers << _BITS) + ticks + _MIDDLE

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.schema import ViewContract
@@ -16,7 +15,7 @@ from isthmus.features.offline.history import table_schema
 from isthmus.features.streams.tiles import TileState
 from isthmus.features.streams.window import EventWindow, distinct_keys, has_key
 from isthmus.features.values.arrow import micros
-from isthmus.transforms.views.compute import Frames, stream_view, tile_events
+from isthmus.transforms.views.compute import Frames, stream_view, tile_events, with_known_at
 
 EventFrames: TypeAlias = Callable[[pa.Table, pa.Table], AbstractContextManager[Frames]]
 """Makes the DataFrames of a view's sources from events, each once, without those that are also in a second table."""
@@ -39,16 +38,20 @@ class Recomputation:
         self._keys = [key.name for key in contract.keys]
 
     def restart(self, lowest: int) -> None:
-        """Read the events that rows from an event time on depend on."""
-        first = lowest - self._reach
+        """Read the events that rows from an event time on, and those that late events change, depend on."""
+        first = self._first(lowest)
         self.window = EventWindow(self._load(first, None), self._timestamp, first)
 
     def add(self, events: pa.Table) -> None:
         self.window.add(events)
 
     def forget(self, lowest: int) -> None:
-        """Drop events on which no row from an event time on depends."""
-        self.window.forget(lowest - self._reach)
+        """Drop events that were only needed for rows before an event time."""
+        self.window.forget(self._first(lowest))
+
+    def _first(self, lowest: int) -> int:
+        # A quarter more, for late events.
+        return lowest - self._reach - self._reach // 4
 
     def rows(self, keys: pa.Table | None, lowest: int) -> pa.Table:
         """Return the rows of these keys, or of all (None), from an event time on, in the form of the table."""
@@ -99,6 +102,4 @@ class Aggregation(Recomputation):
         if lowest - self._reach < self.window.first:
             self.restart(lowest)
         chosen = distinct_keys(self.window.events, self._keys) if keys is None else keys
-        rows = self._tiles.rows(chosen, lowest)
-        delay = pa.scalar(self._contract.delay, pa.duration("us"))
-        return canonical(self._contract, rows.append_column("known_at", pc.add(rows["event_timestamp"], delay)))
+        return canonical(self._contract, with_known_at(self._contract, self._tiles.rows(chosen, lowest)))

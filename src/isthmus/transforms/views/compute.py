@@ -55,14 +55,20 @@ def stream_view(
     nulls = _Nulls(f"view {view.name}", identity)
     for batch in _batches(place, frame, _remedy(view, frames)):
         table = _typed(place, batch, columns, identity)
-        if "known_at" not in table.column_names:
-            known = pc.add(table["event_timestamp"], pa.scalar(contract.delay, pa.duration("us")))
-            table = table.append_column("known_at", known)
+        table = with_known_at(contract, table)
         if nulls.count(table):
             yield table
     nulls.refuse()
     if nulls.rows == 0 and within is None:
         raise _no_row(place)
+
+
+def with_known_at(contract: ViewContract, rows: pa.Table) -> pa.Table:
+    """Add `known_at` to rows that lack it: the event time plus the view's delay."""
+    if "known_at" in rows.column_names:
+        return rows
+    known = pc.add(rows["event_timestamp"], pa.scalar(contract.delay, pa.duration("us")))
+    return rows.append_column("known_at", known)
 
 
 def returns_known(view: FeatureView, contract: ViewContract, frames: Frames) -> bool:
@@ -188,11 +194,12 @@ def _call(where: str, declaration: FeatureView | Spine, frames: Frames) -> tuple
         problem = Problem(place, f"its function returned {type(frame).__name__}", "a PySpark DataFrame")
         raise ConfigurationError("definitions.py", [problem])
     with _explaining(place, declaration, frames):
+        columns, renamed = frame.columns, dict[str, str]()
         for source in declaration.sources:
             for name, standard in zip((source.timestamp, source.known), _TIMES, strict=True):
-                if name is not None and name in frame.columns and standard not in frame.columns:
-                    frame = frame.withColumnRenamed(name, standard)
-    return place, frame
+                if name in columns and standard not in (*columns, *renamed.values()):
+                    renamed[name] = standard
+        return place, frame.withColumnsRenamed(renamed) if renamed else frame
 
 
 @contextmanager
