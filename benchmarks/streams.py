@@ -3,7 +3,8 @@
 The events are the flights of 2013, out of order by up to twenty minutes and one in a hundred late by hours, in two
 partitions of a broker with Kafka's protocol. The view has counts, rates and means over 28 days of 16 carriers, so
 every event touches a key that many others touch. It is declared twice: as a function, and as aggregations, which have
-tiles. The rows that come out are also pushed to Feast's Redis store, by its own client in parts of 1,000. At the end the table is compared with a build of the same events.
+tiles. The rows that come out are also pushed to Feast's Redis store, by its own client in parts of 1,000. At the end
+the table is compared with a build of the same events.
 
 The delay is measured at 500 events a second: from the call that sends an event until a lookup returns its count.
 
@@ -51,7 +52,6 @@ COLUMNS = {"carrier": pa.string(), "origin": pa.string(), "dest": pa.string(), "
 WINDOWS = {"3h": 3 * 3600, "1d": 86400, "7d": 7 * 86400, "28d": 28 * 86400}
 DRAIN, TILED_DRAIN, DELAY, RESTART, TIMES, FILES = 5_000, 25_000, (1.0, 2.0), 5.0, 5.0, 300
 RATE = 500
-TOPIC = "flights"
 DEFINITIONS = """\
 from datetime import timedelta
 
@@ -138,7 +138,7 @@ def flights() -> pa.Table:
 def project(folder: Path, archive: pa.Table, servers: str, view: str = RECOMPUTED, **options: Any) -> Project:
     folder.mkdir(parents=True)
     pq.write_table(archive, folder / "flights.parquet")
-    values = {"topic": TOPIC, "servers": servers, "windows": WINDOWS, "tick": 600_000_000, "lateness": 20, **options}
+    values = {"servers": servers, "windows": WINDOWS, "tick": 600_000_000, "lateness": 20, **options}
     (folder / "definitions.py").write_text((DEFINITIONS + view).format(**values))
     (folder / "isthmus.toml").write_text('engine = "sail"\n[project]\nname = "streams"\n')
     made = Project(folder)
@@ -189,7 +189,7 @@ class Memory(threading.Thread):
 
 
 def drained(folder: Path, servers: str, events: pa.Table, first: int) -> list[Comparison]:
-    """Read a backlog, once with a view that is computed again and once with tiles, beside Feast's pushes of the rows."""
+    """Read a backlog for a view that is computed again and for one with tiles, beside Feast's pushes of the rows."""
     rates, rows, memory = dict[str, float](), pa.table({}), list[float]()
     for name, view in (("recomputed", RECOMPUTED), ("tiled", TILED)):
         topic = f"flights-{name}"
