@@ -68,7 +68,7 @@ class Recomputation:
         return canonical(self._contract, pa.concat_tables(rows)) if rows else table_schema(self._contract).empty_table()
 
 
-class Aggregation(Recomputation):
+class TileComputation(Recomputation):
     """Computes rows from tiles, the partial results of each key and tick, to which each event is added once.
 
     The events stay in memory, too, because an event that arrives again must not be added again.

@@ -20,7 +20,7 @@ from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.publish import write_rows
 from isthmus.features.streams.window import distinct_keys, has_key
 from isthmus.features.values.arrow import micros
-from isthmus.orchestration.streams.computation import Aggregation, EventFrames, Load, Recomputation
+from isthmus.orchestration.streams.computation import EventFrames, Load, Recomputation, TileComputation
 from isthmus.transforms.views.compute import returns_known
 
 # The rules, with K the known time of a new event, and L the view's look-back:
@@ -80,7 +80,7 @@ class ViewUpdater:
             known = load(lowest - self._reach, watermark)
             times = micros(known.filter(pc.greater_equal(known[self._known], _time(watermark)))[self.source.timestamp])
             lowest = min(lowest, int(times.min(initial=lowest + self._reach)) - self._reach)
-        kind = Recomputation if self.view.tiling is None else Aggregation
+        kind = Recomputation if self.view.tiling is None else TileComputation
         self._computation = kind(self.view, self.contract, self.source, frames, load)
         self._computation.restart(lowest)
         self._pending = self._known_from(self._computation.rows(None, lowest), watermark)
