@@ -43,6 +43,9 @@ from isthmus.features.definition.streams import (
     Avro as Avro, FileStream as FileStream, Json as Json, Kafka as Kafka, Protobuf as Protobuf,
     RedisStream as RedisStream,
 )
+from isthmus.features.definition.tiles import (
+    Count as Count, Max as Max, Mean as Mean, Min as Min, Sum as Sum,
+)
 from isthmus.features.errors import (
     ConfigurationError as ConfigurationError, ContractMismatch as ContractMismatch, DataError as DataError,
     DependencyError as DependencyError, GateFailed as GateFailed, IsthmusError as IsthmusError,
@@ -54,7 +57,9 @@ from isthmus.features.types import (
 )
 from isthmus.orchestration.server.push import push as push
 from isthmus.orchestration.training.notebook import training_data as training_data
-from isthmus.transforms.decorators import request_transform as request_transform, spine as spine, transform as transform
+from isthmus.transforms.decorators import (
+    aggregate as aggregate, request_transform as request_transform, spine as spine, transform as transform,
+)
 from isthmus.transforms.preparation.steps import (
     Clip as Clip, Embed as Embed, Hashed as Hashed, Impute as Impute, Log1p as Log1p, OneHot as OneHot,
     Ordinal as Ordinal, Standardize as Standardize,

@@ -1,12 +1,13 @@
 """Decorators that declare PySpark functions, without calling them. Invalid arguments raise a ConfigurationError."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 from isthmus.features.definition.expectations import Expectation
 from isthmus.features.definition.failure import explain_arguments
 from isthmus.features.definition.spec import (
+    Available,
     Entity,
     FeatureProjection,
     FeatureView,
@@ -17,6 +18,8 @@ from isthmus.features.definition.spec import (
     Spine,
     as_tuple,
 )
+from isthmus.features.definition.tiles import Aggregation, Tiling, window_name
+from isthmus.features.errors import ConfigurationError
 
 Function = Callable[..., Any]
 
@@ -55,6 +58,51 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
 
 
 @explain_arguments
+def aggregate(  # noqa: PLR0913 - the declaration of a view, by name
+    *,
+    entities: Sequence[Entity],
+    sources: Sequence[Source],
+    tiles: Sequence[Aggregation],
+    windows: Sequence[timedelta],
+    tick: timedelta,
+    ttl: timedelta | None,
+    available: Available = "server",
+    expectations: Sequence[Expectation] = (),
+    lookback: timedelta | None = None,
+    lateness: timedelta = timedelta(0),
+    version: int = 1,
+    owner: str = "",
+) -> Callable[[Function], FeatureView]:
+    """Declare a feature view of counts, sums, means, minima and maxima over sliding windows, named like the function.
+
+    The decorated PySpark function takes one DataFrame per source, and returns the events to aggregate, each from a
+    single row of the source with the stream: the join keys of `entities`, the columns that `tiles` name, and
+    `known_at`, when the event became known. As in `transform`, it may return the source's own time columns. The
+    columns are integers, because sums of other numbers depend on their order: count cents, or milliseconds.
+
+    The view has a row for each key and multiple of `tick` with an event, and a feature for each of `tiles` and
+    `windows`, such as `delay_sum_28d`. An event counts from the first tick at or after its `known_at`. `isthmus stream`
+    keeps partial results per tick, so an event costs the same however long the windows are.
+
+    `lookback` is how far around a row's event time the function reads its sources, by default the longest window and a
+    tick. Declare it if events become known later than their own time. The other arguments are those of `transform`.
+    """
+
+    def declare(function: Function) -> FeatureView:
+        name, tiling = _name(function), Tiling(as_tuple(tiles), as_tuple(windows), tick)
+        if problems := tiling.problems(f"view {name}, "):
+            raise ConfigurationError("definitions.py", problems)
+        known_later = any(source.known not in (None, source.timestamp) for source in sources)
+        reach = max(tiling.windows) + tick if lookback is None and not known_later else lookback
+        return FeatureView(
+            name, as_tuple(entities), tuple(_features(tiling, available)), as_tuple(sources), ttl, timedelta(0),
+            function, _about(function), as_tuple(expectations), reach, lateness, version, owner, tiling,
+        )  # fmt: skip
+
+    return declare
+
+
+@explain_arguments
 def spine(
     *, entities: Sequence[Entity], sources: Sequence[Source], label: Field, request: RequestSource | None = None
 ) -> Callable[[Function], Spine]:
@@ -84,6 +132,12 @@ def request_transform(
     return lambda function: RequestTransform(
         _name(function), as_tuple(inputs), as_tuple(schema), function, _about(function)
     )
+
+
+def _features(tiling: Tiling, available: Available) -> Iterator[Field]:
+    for name, each, window in tiling.features():
+        about = f"{each.suffix} of {each.column or 'events'} in {window_name(window)}"
+        yield Field(name, each.dtype, available, about)
 
 
 def _name(function: Function) -> str:

@@ -30,15 +30,16 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from isthmus import (
-    Avro, Entity, FeatureService, Field, FileStream, Float64, Int64, Json, Kafka, Protobuf, RedisStream, Source, String,
-    transform,
+    Avro, Count, Entity, FeatureService, Field, FileStream, Float64, Int64, Json, Kafka, Max, Mean, Min, Protobuf,
+    RedisStream, Source, String, Sum, aggregate, transform,
 )
 
 stops = Source(
     "stops", path="data/stops.parquet", timestamp="at", known="known", stream={stream}, lateness=timedelta(minutes=20),
 )
 bus = Entity("bus", join_keys={{"bus": String}})
-
+'''
+RECOMPUTED = '''
 
 @transform(
     entities=[bus], sources=[stops], ttl=None, lookback=timedelta(hours=4),
@@ -59,17 +60,32 @@ def crowding(stops: DataFrame) -> DataFrame:
 
 service = FeatureService("crowding", features=[crowding])
 '''
+TILED = '''
+
+@aggregate(
+    entities=[bus], sources=[stops], ttl=None, lookback=timedelta(hours=4), tick=timedelta(minutes=5),
+    tiles=[Count(name="stops"), Sum("riders", "riders"), Mean("riders"), Min("seconds"), Max("seconds")],
+    windows=[timedelta(minutes=10), timedelta(hours=2)],
+)
+def crowding(stops: DataFrame) -> DataFrame:
+    """Stops and riders, and the shortest and the longest delay."""
+    return stops.withColumn("seconds", F.floor(F.col("delay") * 60))
+
+
+service = FeatureService("crowding", features=[crowding])
+'''
 
 
 @dataclass(frozen=True)
 class Buses:
     root: Path
     engine: str = "sail"
+    view: str = RECOMPUTED
 
     def write(self, stream: str, archive: pa.Table, redis: str = "embedded") -> Project:
         (self.root / "data" / "in").mkdir(parents=True, exist_ok=True)
         pq.write_table(archive, self.root / "data" / "stops.parquet")
-        (self.root / "definitions.py").write_text(DEFINITIONS.format(stream=stream))
+        (self.root / "definitions.py").write_text((DEFINITIONS + self.view).format(stream=stream))
         settings = (
             f'engine = "{self.engine}"\n[project]\nname = "buses"\n[stores]\nonline = "{redis}"\nhistory_seconds = 1\n'
         )
@@ -89,7 +105,7 @@ class Buses:
 
     def oracle(self, events: pa.Table) -> list[dict[str, Any]]:
         """The rows of a build of the events, in a project of its own without a stream."""
-        other = Buses(self.root.parent / f"{self.root.name}-oracle")
+        other = Buses(self.root.parent / f"{self.root.name}-oracle", view=self.view)
         project = other.write("None", distinct(events))
         from isthmus.orchestration.tables.build import build
 

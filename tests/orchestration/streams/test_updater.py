@@ -16,7 +16,20 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus import Entity, FeatureView, Field, Int64, Source, String
+from isthmus import (
+    Count,
+    Entity,
+    FeatureView,
+    Field,
+    Int64,
+    Max,
+    Mean,
+    Min,
+    Source,
+    String,
+    Sum,
+    aggregate,
+)  # fmt: skip
 from isthmus.features import clock
 from isthmus.features.contract.schema import Contract
 from isthmus.features.days import LAST
@@ -91,10 +104,20 @@ def view_of(function: Any, **options: Any) -> FeatureView:
     return FeatureView(function.__name__, [bus], schema, [stops], None, function=function, lookback=REACH, **options)
 
 
+@aggregate(
+    entities=[bus], sources=[stops], tiles=[Sum("n", "n"), Count(name="rows"), Mean("n"), Min("n"), Max("n")],
+    windows=[timedelta(minutes=30), timedelta(hours=2)], tick=timedelta(minutes=10), ttl=None, lookback=REACH,
+)  # fmt: skip
+def tiles(stops: DataFrame) -> DataFrame:
+    """The same windows and more, from partial results."""
+    return stops
+
+
 DELAY = timedelta(minutes=20)
 VIEWS = {function.__name__: view_of(function) for function in (rolling, outcomes, expiring, few_stops)}
+VIEWS["tiles"] = tiles
 VIEWS["last_of_hour"] = view_of(last_of_hour, delay=DELAY)
-QUICK = {"outcomes", "few_stops"}
+QUICK = {"outcomes", "few_stops", "tiles"}
 CONTRACT: Contract = compile_contract("buses", VIEWS.values())
 
 
@@ -174,8 +197,8 @@ class Bus:
             self.lane.incomplete = False
 
     @contextmanager
-    def frames(self, events: pa.Table) -> Iterator[Any]:
-        with events_frame(self.parts.spark, events, self.parts.folder) as frame:
+    def frames(self, events: pa.Table, without: pa.Table) -> Iterator[Any]:
+        with events_frame(self.parts.spark, events, self.parts.folder, without) as frame:
             yield {"stops": frame}
 
     def load(self, first: int, known: int | None) -> pa.Table:
@@ -278,7 +301,8 @@ def test_rows_equal_one_build_of_all_events(
     assert streamed.fingerprint == expected.fingerprint
     latest = LatestRows.of(expected, NOW)
     keys = key_values(bus.contract, latest.keys)
-    found = bus.online.read(bus.contract, keys, NOW).columns["n"].tolist(Int64)
+    name = bus.contract.fields[0].name
+    found = bus.online.read(bus.contract, keys, NOW).columns[name].tolist(Int64)
     stored = (row for part in latest.rows(np.arange(len(latest.place))) for row in part.to_pylist())
-    assert dict(zip(keys["bus"], found, strict=True)) == {row["bus"]: row["n"] for row in stored}
+    assert dict(zip(keys["bus"], found, strict=True)) == {row["bus"]: row[name] for row in stored}
     assert sorted(bus.online.keys(bus.contract)["bus"]) == sorted(keys["bus"])

@@ -128,6 +128,8 @@ class Declarations:
             self.problems += expectations.problems(f"view {view.name}", fields, view.expectations)
             if view.lookback is not None and view.lookback < MICROSECOND * 0:
                 self._wrong(f"view {view.name}, lookback", str(view.lookback), "zero or a positive time, or None")
+            if view.tiling is not None:
+                self.problems += view.tiling.problems(f"view {view.name}, ")
             if view.lateness < MICROSECOND * 0:
                 self._wrong(f"view {view.name}, lateness", str(view.lateness), "zero or a positive time")
             if view.version < 1:

@@ -155,7 +155,9 @@ def _spine(spine: Spine) -> SpineContract:
 def _code(declaration: FeatureView | Spine) -> str:
     assert declaration.function is not None  # noqa: S101 - `Declarations` has checked it
     read = {source.name: _source(source) for source in declaration.sources}
-    return sha256({"function": codehash.digest(declaration.function), "sources": read})
+    tiles = declaration.tiling if isinstance(declaration, FeatureView) else None
+    aggregated = {} if tiles is None else {"tiles": tiles.identity()}
+    return sha256({"function": codehash.digest(declaration.function), "sources": read, **aggregated})
 
 
 def _several_types(contract: Contract, service: str) -> list[Problem]:

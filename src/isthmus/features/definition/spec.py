@@ -10,6 +10,7 @@ from typing import Any, Literal
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.definition.expectations import Between, Expectation, Length, OneOf, Present
 from isthmus.features.definition.streams import Stream
+from isthmus.features.definition.tiles import Tiling
 from isthmus.features.files import is_url
 from isthmus.features.types import DataType, UnixTimestamp
 
@@ -156,6 +157,7 @@ class FeatureView:
             long before the end of the table. Not part of the contract.
         version: table version. Raise it to start a new table, for example to change a feature's type.
         owner: email address or "team:NAME"; not part of the contract.
+        tiling: aggregations over sliding windows of the events that `function` returns; None if it returns the rows.
     """
 
     name: str
@@ -171,6 +173,7 @@ class FeatureView:
     lateness: timedelta = timedelta(0)
     version: int = 1
     owner: str = ""
+    tiling: Tiling | None = None
 
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
         """Select some features of the view for a feature service; a string selects one feature."""

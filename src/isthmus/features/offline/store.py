@@ -294,6 +294,9 @@ class OfflineStore:
             with self.reading(view.table):
                 files = files_by_day(table)
                 for day in sorted({*own_rows, *(day for day in also if day in days)}):
+                    if day not in files:
+                        days[day], parts[day] = own_rows[day]
+                        continue
                     own = own_rows[day][1] if day in own_rows else rows.slice(0, 0)
                     # Compare without the values: usually a few rows are added to many.
                     stored = dataset(table, path, [day]).to_table(columns=names).cast(own.select(names).schema)

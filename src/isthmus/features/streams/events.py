@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,7 +30,7 @@ _COMMITS = 20
 """Commits to search for the last commit of events; a compaction makes up to three others."""
 _TARGET_BYTES = 64 << 20
 """Files of this size are not compacted again."""
-_FILES = 64
+_FILES = 128
 """New files after which a table is compacted."""
 _UNREADABLE_SCHEMA = pa.schema(
     [PARTITION, OFFSET, pa.field("event", pa.binary()), pa.field("reason", pa.string()),
@@ -137,20 +138,23 @@ class EventLog:
         watermark from the latest known time of each partition; it never goes back. `passed` is stored for the reader.
         """
         before = self.read_until()
-        events = [event._replace(partition=before.partition(event.partition)) for event in events]
-        aside = [event._replace(partition=before.partition(event.partition)) for event, _ in unreadable]
+        aside = [event for event, _ in unreadable]
+        names = {event.partition: before.partition(event.partition) for event in (*events, *aside)}
         if unreadable:
-            self._set_aside([Unreadable(event, why) for event, (_, why) in zip(aside, unreadable, strict=True)], now)
+            moved = [msgspec.structs.replace(event, partition=names[event.partition]) for event in aside]
+            self._set_aside([Unreadable(event, why) for event, (_, why) in zip(moved, unreadable, strict=True)], now)
         offsets, known = dict(before.offsets), dict(before.known)
-        for event in (*events, *aside):
-            offsets[event.partition] = max(offsets.get(event.partition, 0), event.offset + 1)
+        places = _places((*events, *aside), names)
+        for name, offset in _latest(places[PARTITION.name], places[OFFSET.name]):
+            offsets[name] = max(offsets.get(name, 0), offset + 1)
+        places = places.slice(0, len(events))
         times = micros(rows[self._known])
-        for event, time in zip(events, times.tolist(), strict=True):
-            known[event.partition] = max(known.get(event.partition, time), time)
+        for name, time in _latest(places[PARTITION.name], pa.array(times)):
+            known[name] = max(known.get(name, time), time)
         late = before.late + int(np.count_nonzero(times < before.watermark))
         mark = max(before.watermark, watermark(before.of_stream(known)))
         read = replace(before, offsets=offsets, known=known, watermark=mark, late=late, passed=passed)
-        self._commit(self._with_positions(rows, events), read)
+        self._commit(self._with_positions(rows, places), read)
         self._compact()
 
     def follow(self, stream: str) -> ReadUntil:
@@ -170,10 +174,10 @@ class EventLog:
             raise
         self._read = read
 
-    def _with_positions(self, rows: pa.Table, events: Sequence[StreamEvent]) -> pa.Table:
+    def _with_positions(self, rows: pa.Table, places: pa.Table) -> pa.Table:
         days = pa.array((micros(rows[self._timestamp]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
-        rows = rows.append_column(PARTITION, pa.array([event.partition for event in events], pa.string()))
-        rows = rows.append_column(OFFSET, pa.array([event.offset for event in events], pa.int64()))
+        for name in (PARTITION, OFFSET):
+            rows = rows.append_column(name, places[name.name])
         return rows.append_column(DAY_COLUMN, days)
 
     def _compact(self) -> None:
@@ -253,7 +257,7 @@ class EventLog:
             return
         read = self.read_until()
         first = read.offsets.get(RETRIED, 0)
-        places = [StreamEvent(RETRIED, first + n, b"") for n in range(len(rows))]
+        places = _places([StreamEvent(RETRIED, first + n, b"") for n in range(len(rows))], {RETRIED: RETRIED})
         offsets = {**read.offsets, RETRIED: first + len(rows)}
         self._commit(self._with_positions(rows, places), replace(read, offsets=offsets))
         table = self._unreadable.open(check=False)
@@ -262,3 +266,15 @@ class EventLog:
         moved = {(event.partition, event.offset) for event in events}
         left = [row for row in self.unreadable().to_pylist() if (row[PARTITION.name], row[OFFSET.name]) not in moved]
         self._unreadable.commit(table, pa.Table.from_pylist(left, _UNREADABLE_SCHEMA), {}, mode="overwrite")
+
+
+def _places(events: Sequence[StreamEvent], names: Mapping[str, str]) -> pa.Table:
+    """Return the positions of events, with other names of the partitions."""
+    partitions = [names[event.partition] for event in events]
+    return pa.table([partitions, [event.offset for event in events]], pa.schema([PARTITION, OFFSET]))
+
+
+def _latest(partitions: pa.ChunkedArray, numbers: pa.Array | pa.ChunkedArray) -> Iterator[tuple[str, int]]:
+    """Yield the largest number of each partition."""
+    groups = pa.table([partitions, numbers], ["name", "number"]).group_by("name").aggregate([("number", "max")])
+    yield from zip(groups["name"].to_pylist(), groups["number_max"].to_pylist(), strict=True)

@@ -28,7 +28,7 @@ _STANDARD = re.compile(r"google/protobuf/\w+\.proto")
 """Files that every Protobuf library has, so that a registry does not keep them."""
 
 
-class StreamEvent(NamedTuple):
+class StreamEvent(msgspec.Struct, frozen=True, gc=False):
     """An undecoded event. `offset` is its position in its partition, ascending. `value` is None for a deletion."""
 
     partition: str
@@ -61,6 +61,8 @@ class EventDecoder:
         kind = msgspec.defstruct("Event", [part for part in types if len(part) == 2]
                                  + [part for part in types if len(part) == 3], rename=names, kw_only=True)  # fmt: skip
         self._decode = self._decoder(form, kind, root)
+        lines = isinstance(form, Json) and not form.registry
+        self._decode_lines = msgspec.json.Decoder(kind).decode_lines if lines else None
         self._members = list(names)
 
     def rows(self, events: Sequence[StreamEvent]) -> tuple[pa.Table, list[StreamEvent], list[Unreadable]]:
@@ -68,6 +70,31 @@ class EventDecoder:
 
         Raises DependencyError or DataError if the schema registry fails.
         """
+        decoded, readable, unreadable = self._all_at_once(events), list(events), list[Unreadable]()
+        if decoded is None:
+            decoded, readable, unreadable = self._one_by_one(events)
+        try:
+            return self._table(decoded), readable, unreadable
+        except (pa.ArrowException, OverflowError, ValueError):
+            # A value that no column can hold, such as a time beyond 64 bits: find the events, one by one.
+            reasons = [self._problem(each) for each in decoded]
+        unreadable += [Unreadable(event, why) for event, why in zip(readable, reasons, strict=True) if why]
+        kept = [n for n, why in enumerate(reasons) if not why]
+        return self._table([decoded[n] for n in kept]), [readable[n] for n in kept], unreadable
+
+    def _all_at_once(self, events: Sequence[StreamEvent]) -> list[Any] | None:
+        """Decode JSON events, a line each. Return None if an event is not a line, or cannot be read."""
+        values = [event.value for event in events if event.value is not None]
+        text = b"\n".join(values)
+        if self._decode_lines is None or len(values) < len(events) or text.count(b"\n") != len(values) - 1:
+            return None
+        try:
+            decoded: list[Any] = self._decode_lines(text)
+        except msgspec.DecodeError:
+            return None
+        return decoded if len(decoded) == len(events) else None
+
+    def _one_by_one(self, events: Sequence[StreamEvent]) -> tuple[list[Any], list[StreamEvent], list[Unreadable]]:
         decoded, readable, unreadable = [], [], list[Unreadable]()
         for event in events:
             if event.value is None:
@@ -81,14 +108,7 @@ class EventDecoder:
                 unreadable.append(Unreadable(event, first_line(error)))
             else:
                 readable.append(event)
-        try:
-            return self._table(decoded), readable, unreadable
-        except (pa.ArrowException, OverflowError, ValueError):
-            # A value that no column can hold, such as a time beyond 64 bits: find the events, one by one.
-            reasons = [self._problem(each) for each in decoded]
-        unreadable += [Unreadable(event, why) for event, why in zip(readable, reasons, strict=True) if why]
-        kept = [n for n, why in enumerate(reasons) if not why]
-        return self._table([decoded[n] for n in kept]), [readable[n] for n in kept], unreadable
+        return decoded, readable, unreadable
 
     def _problem(self, decoded: Any) -> str:
         try:

@@ -162,13 +162,12 @@ class KafkaReader:
                 self._next |= dict.fromkeys(new, 0)
                 self._assign()
         events, kinds = list[StreamEvent](), self._kafka.KafkaError
+        names = {int(name): name for name in self._next}
         for message in self._consumer.consume(limit, seconds):
-            name, error = str(message.partition()), message.error()
+            name, error = names[message.partition() or 0], message.error()
             if error is None:
                 self._ended.discard(name)
-                offset = message.offset() or 0
-                self._next[name] = offset + 1
-                events.append(StreamEvent(name, offset, message.value()))
+                events.append(StreamEvent(name, message.offset() or 0, message.value()))
             elif error.code() == kinds._PARTITION_EOF:
                 self._ended.add(name)
             elif error.code() in (kinds._AUTO_OFFSET_RESET, kinds.OFFSET_OUT_OF_RANGE):
@@ -178,6 +177,7 @@ class KafkaReader:
                 raise DependencyError(self._where, f"{self._servers} answers: {error.str()}")
         if events:
             self._problem = ""
+            self._next |= {event.partition: event.offset + 1 for event in events}
         elif self._problem:
             problem, self._problem = self._problem, ""
             raise self._silent(problem)

@@ -32,6 +32,15 @@ class EventWindow:
             self.events = self.events.filter(pa.array(times >= first)).combine_chunks()
             self.first = first
 
+    def at_times_of(self, events: pa.Table) -> pa.Table:
+        """Return the events in the window that have the time of one of these events."""
+        wanted = np.unique(micros(events[self._timestamp]))
+        if not len(wanted):
+            return self.events.slice(0, 0)
+        times = micros(self.events[self._timestamp])
+        near = np.flatnonzero((times >= wanted[0]) & (times <= wanted[-1]))
+        return self.events.take(pa.array(near[np.isin(times[near], wanted)]))
+
     def with_keys(self, keys: pa.Table, first: int) -> pa.Table:
         """Return the events from `first` on that have one of the keys; `keys` has a column per join key."""
         events = self.events.filter(pa.array(micros(self.events[self._timestamp]) >= first))

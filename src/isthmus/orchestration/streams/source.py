@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,8 @@ from isthmus.features.streams.readers import StreamReader
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.frames import event_log, read_sources
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.streams.ahead import Decoded, EventBatch, ReadAhead
+from isthmus.orchestration.streams.computation import EventFrames
 from isthmus.orchestration.streams.updater import ViewUpdater
 from isthmus.transforms.views.compute import Frames, stream_view
 from isthmus.transforms.views.events import columns_of, events_frame, events_of, known_since, latest
@@ -68,19 +70,23 @@ class SourceUpdater:
         self._columns = columns_of(self._archive)
         self._decoder = event_decoder(source, self._columns, project.root)
         self._last_event = dict[str, float]()
-        self._frames = dict[str, Callable[[pa.Table], AbstractContextManager[Frames]]]()
+        self._frames = dict[str, EventFrames]()
         self._records = dict[str, bytes | None]()
         self.recovered = False
         self._updaters: list[ViewUpdater] = []
         self._events, self._rows = 0, dict[str, int]()
         self._rate: list[tuple[float, int]] = []
         self._unreadable = len(self._log.unreadable())
-        self.drained = False
+        self._ahead: ReadAhead | None = None
+        self._batch = EventBatch(0, (self._columns.empty_table(), [], []), [])
 
     def open(
-        self, views: Sequence[FeatureView], *, skip_expired: bool, retry: Callable[[int, list[Unreadable]], None] | None
-    ) -> None:
+        self, views: Sequence[FeatureView], seconds: float, *, skip_expired: bool,
+        retry: Callable[[int, list[Unreadable]], None] | None,
+    ) -> None:  # fmt: skip
         """Open the views, process the events that their tables lack, and go to the first event that was not read.
+
+        Events that arrive within `seconds` are processed together.
 
         With `retry`, first decodes the unreadable events again, and calls it with the number of events that are
         readable now, and those that are not.
@@ -102,6 +108,9 @@ class SourceUpdater:
         self._decoder = event_decoder(self.source, self._columns, self._project.root, self._required_keys())
         if retry is not None:
             retry(*self._retry())
+        self._ahead = ReadAhead(
+            self.reader, partial(read_events, self._project, self.source, self._decoder), BATCH, seconds
+        )
         offsets = self._log.read_until().offsets
         for each in self._updaters:
             position = self._position(each)
@@ -141,7 +150,7 @@ class SourceUpdater:
                 nulls = pa.nulls(len(events), events[name].type)
                 blank = events.set_column(events.column_names.index(name), name, nulls)
                 try:
-                    with frames(blank) as own:
+                    with frames(blank, blank.slice(0, 0)) as own:
                         for _ in stream_view(view, compiled, own, (FIRST, LAST)):
                             pass
                 except DataError:
@@ -160,7 +169,7 @@ class SourceUpdater:
         self._unreadable = len(unreadable)
         return len(readable), unreadable
 
-    def _frames_of(self, view: FeatureView) -> Callable[[pa.Table], AbstractContextManager[Frames]]:
+    def _frames_of(self, view: FeatureView) -> EventFrames:
         if view.name in self._frames:
             return self._frames[view.name]
         static = [source for source in view.sources if source.stream is None]
@@ -168,8 +177,8 @@ class SourceUpdater:
         self._require_streamable(view, others)
 
         @contextmanager
-        def frames(events: pa.Table) -> Iterator[Frames]:
-            with events_frame(self._spark, events, self._folder) as frame:
+        def frames(events: pa.Table, without: pa.Table) -> Iterator[Frames]:
+            with events_frame(self._spark, events, self._folder, without) as frame:
                 yield {**others, self.source.name: frame}
 
         self._frames[view.name] = frames
@@ -207,30 +216,37 @@ class SourceUpdater:
     def unsaved(self) -> int:
         return max(each.unsaved for each in self._updaters)
 
-    def process(self, seconds: float) -> int:
-        """Read a micro-batch, append it to the table of events, and update the views. Return its number of events."""
-        events = self.reader.poll(BATCH, seconds)
+    def process(self) -> int:
+        """Append a micro-batch to the table of events, and update the views. Return the number of its events."""
+        assert self._ahead is not None  # noqa: S101 - after `open`
+        self._batch = batch = self._ahead.batch()
         now = time.monotonic()
-        for name in self.reader.partitions():
+        for name in batch.partitions:
             self._last_event.setdefault(name, now)
-        if events:
-            self._last_event |= dict.fromkeys({event.partition for event in events}, now)
-            rows, places, unreadable = read_events(self._project, self.source, self._decoder, events)
+        if batch.count:
+            rows, places, unreadable = batch.decoded
+            self._last_event |= dict.fromkeys({event.partition for event in places}, now)
+            self._last_event |= dict.fromkeys({each.event.partition for each in unreadable}, now)
             with _storing():
-                self._log.append(
-                    rows, places, unreadable, self._project.now(), self._watermark, self.reader.passed
-                )  # fmt: skip
+                self._log.append(rows, places, unreadable, self._project.now(), self._watermark, batch.passed)
             self._unreadable += len(unreadable)
-            self._events += len(events)
-            self._rate = [*self._rate[-200:], (now, len(events))]
+            self._events += batch.count
+            self._rate = [*self._rate[-200:], (now, batch.count)]
             for each in self._updaters:
                 each.add(rows)
                 self._rows[each.view.name] += each.emit(self._log.read_until().watermark)
                 self._require_complete(each)
-        self.drained = not events and self.reader.ended() >= set(self.reader.partitions())
-        if self.drained and now - max(self._last_event.values(), default=0.0) > self._idle_seconds:
+        if batch.drained and now - max(self._last_event.values(), default=0.0) > self._idle_seconds:
             self.flush()
-        return len(events)
+        return batch.count
+
+    @property
+    def drained(self) -> bool:
+        return self._batch.drained
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
 
     def flush(self, *, wait: bool = False) -> None:
         for each in self._updaters:
@@ -252,8 +268,8 @@ class SourceUpdater:
     def _watermark(self, known: Mapping[str, int]) -> int:
         times = list(known.values())
         if not isinstance(self.source.stream, FileStream):
-            ended, now = self.reader.ended(), time.monotonic()
-            waiting = [name for name in self.reader.partitions()
+            ended, now = self._batch.ended, time.monotonic()
+            waiting = [name for name in self._batch.partitions
                        if name not in ended or now - self._last_event.get(name, now) < self._idle_seconds]  # fmt: skip
             times = [min(known.get(name, FIRST) for name in waiting)] if waiting else times
         return max(FIRST, max(times, default=FIRST) - self._lateness)
@@ -294,7 +310,8 @@ class SourceUpdater:
         newest = {each.view.name: each.newest for each in self._updaters if each.newest is not None}
         return StreamStatus(
             at=clock.now(), watermark=read.watermark, late=read.late, unreadable=self._unreadable, events=self._events,
-            lag=self.reader.lag(), events_per_second=round(rate, 1), rows=dict(self._rows), newest=newest,
+            lag=self._ahead.lag() if self._ahead else {}, events_per_second=round(rate, 1), rows=dict(self._rows),
+            newest=newest,
         )  # fmt: skip
 
     def report(self) -> None:
@@ -305,9 +322,7 @@ def _at_least(column: str, time: int) -> pc.Expression:
     return pc.field(column) >= pa.scalar(time, pa.timestamp("us", "UTC"))
 
 
-def read_events(
-    project: Project, source: Source, decoder: EventDecoder, events: Sequence[StreamEvent]
-) -> tuple[pa.Table, list[StreamEvent], list[Unreadable]]:
+def read_events(project: Project, source: Source, decoder: EventDecoder, events: Sequence[StreamEvent]) -> Decoded:
     rows, places, unreadable = decoder.rows(events)
     # A single event from the year 2099 would move the watermark past all others.
     known = source.known_column

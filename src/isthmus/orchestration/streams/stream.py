@@ -128,8 +128,10 @@ class _Run:
                 reader = open_reader(declared.name, declared.stream, project.root, url)
                 stack.callback(reader.close)
                 source = SourceUpdater(project, self._contract, declared, reader, spark, folder, online)
+                stack.callback(source.close)
                 source.open(
-                    [view for view in self._views if streamed(view)[0].name == source.name], skip_expired=self._skip,
+                    [view for view in self._views if streamed(view)[0].name == source.name],
+                    _LINGER_SECONDS / len(self._sources), skip_expired=self._skip,
                     retry=partial(self._retried, source.name) if self._retry else None,
                 )  # fmt: skip
                 sources.append(source)
@@ -174,7 +176,7 @@ class _Run:
     def _loop(self, sources: Sequence[SourceUpdater], once: bool, stopped: Signal) -> None:
         saved = looked = time.monotonic()
         while not stopped.is_set():
-            events = sum(source.process(_LINGER_SECONDS / len(sources)) for source in sources)
+            events = sum(source.process() for source in sources)
             now = time.monotonic()
             drained = not events and all(source.drained for source in sources)
             if once and drained:

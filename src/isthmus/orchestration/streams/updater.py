@@ -1,7 +1,6 @@
 """Keep a view up to date from a stream: compute the rows that events change, and write them to Redis and the table."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,17 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY, FIRST, LAST
 from isthmus.features.definition.spec import FeatureView, Source
 from isthmus.features.errors import ContractMismatch
-from isthmus.features.offline.canonical import canonical, identity, rows_not_in
+from isthmus.features.offline.canonical import identity, rows_not_in
 from isthmus.features.offline.commits import StreamPosition
 from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.pushes import ACCEPTED, PushLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.publish import write_rows
-from isthmus.features.streams.window import EventWindow, distinct_keys, has_key
+from isthmus.features.streams.window import distinct_keys, has_key
 from isthmus.features.values.arrow import micros
-from isthmus.transforms.views.compute import Frames, returns_known, stream_view
+from isthmus.orchestration.streams.computation import EventFrames, Load, Recomputation, TileComputation
+from isthmus.transforms.views.compute import returns_known
 
 # The rules, with K the known time of a new event, and L the view's look-back:
 #
@@ -32,9 +32,6 @@ from isthmus.transforms.views.compute import Frames, returns_known, stream_view
 # * A late event may change rows that were written. These rows are computed and compared with the written ones.
 #
 # So, whatever the order of the events, the table ends with the rows that a build computes from the same events.
-
-
-Load = Callable[[int, int | None], pa.Table]
 
 
 class ViewUpdater:
@@ -68,28 +65,25 @@ class ViewUpdater:
         self.incomplete = False
         self.newest: int | None = None
 
-    def open(self, frames: Callable[[pa.Table], AbstractContextManager[Frames]], load: Load, watermark: int) -> None:
-        """Start from the rows of the table, and the events that the next rows may depend on.
-
-        `frames` makes the DataFrames of the view's sources from events of the stream's source. `load` returns the
-        events of that source from a time on, and also those known from a second time on.
-        """
+    def open(self, frames: EventFrames, load: Load, watermark: int) -> None:
+        """Start from the rows of the table, and the events that the next rows may depend on."""
         import pyarrow.dataset as ds
 
-        self._frames, self._load, self.watermark = frames, load, watermark
+        self.watermark = watermark
         self._history = history = self._offline.history(self.contract)
-        with frames(load(LAST, None)) as none:
-            self._returns_known = returns_known(self.view, self.contract, none)
+        none = load(LAST, None)
+        with frames(none, none) as empty:
+            self._returns_known = returns_known(self.view, self.contract, empty)
         lowest = self._lowest(watermark, None)
-        first = lowest - self._reach
         if self._returns_known:
             # Events may become known long after their own time. Their rows are pending, too.
-            known = load(first, watermark)
+            known = load(lowest - self._reach, watermark)
             times = micros(known.filter(pc.greater_equal(known[self._known], _time(watermark)))[self.source.timestamp])
             lowest = min(lowest, int(times.min(initial=lowest + self._reach)) - self._reach)
-            first = lowest - self._reach
-        self._window = EventWindow(load(first, None), self.source.timestamp or "", first)
-        self._pending = self._known_from(self._compute(self._window.events, lowest), watermark)
+        kind = Recomputation if self.view.tiling is None else TileComputation
+        self._computation = kind(self.view, self.contract, self.source, frames, load)
+        self._computation.restart(lowest)
+        self._pending = self._known_from(self._computation.rows(None, lowest), watermark)
         with self._offline.reading(self.contract.table):
             assert not isinstance(history.data, pa.Table)  # noqa: S101 - a history of the store
             later = history.data.to_table(["known_at"], ds.field("known_at") >= _time(watermark))
@@ -102,7 +96,7 @@ class ViewUpdater:
 
     @property
     def events(self) -> pa.Table:
-        return self._window.events
+        return self._computation.window.events
 
     @property
     def unsaved(self) -> int:
@@ -115,20 +109,14 @@ class ViewUpdater:
         Corrections are in Redis at once, and in the table after `save`. Other rows wait for `emit`. The events must be
         in the table of events already. Ignores events with a null key.
         """
-        self._window.add(events)
+        self._computation.add(events)
         keys = distinct_keys(events, self._keys)
         if not len(keys):
             return
         events = events.filter(has_key(events, keys))
         known = int(micros(events[self._known]).min())
         lowest = self._lowest(known, int(micros(events[self.source.timestamp]).min()))
-        first = lowest - self._reach
-        if first < self._window.first:
-            events = self._load(first, None)
-            events = events.filter(has_key(events, keys))
-        else:
-            events = self._window.with_keys(keys, first)
-        rows = self._compute(events, lowest)
+        rows = self._computation.rows(keys, lowest)
         changed = self._known_from(rows, known)
         # Rows with an earlier event time were not computed again: the new events do not change them.
         stale = pc.and_(
@@ -171,7 +159,7 @@ class ViewUpdater:
         self.watermark = max(self.watermark, watermark)
         ready = pc.less(self._pending["known_at"], _time(self.watermark))
         rows, self._pending = self._pending.filter(ready), self._pending.filter(pc.invert(ready))
-        self._window.forget(self._lowest(self.watermark, None) - self._reach)
+        self._computation.forget(self._lowest(self.watermark, None))
         if len(rows):
             # Rows of a flush or of a build may have been written already, and be different now.
             again = int(micros(rows["known_at"]).min()) < self._written_before
@@ -248,11 +236,6 @@ class ViewUpdater:
         if not self._returns_known:
             return known - self.contract.delay
         return (known - self._reach if event is None else event) - self._reach
-
-    def _compute(self, events: pa.Table, lowest: int) -> pa.Table:
-        with self._frames(events) as frames:
-            rows = [table for table in stream_view(self.view, self.contract, frames, (lowest, LAST)) if len(table)]
-        return canonical(self.contract, pa.concat_tables(rows)) if rows else self._empty
 
     @staticmethod
     def _known_from(rows: pa.Table, known: int) -> pa.Table:

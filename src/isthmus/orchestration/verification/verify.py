@@ -31,6 +31,7 @@ from isthmus.orchestration.verification.devices import (
 from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import CHECKED_ROWS, SAMPLE, OnlineSide
+from isthmus.orchestration.verification.tiles import compare_tiles
 from isthmus.orchestration.verification.views import compare_view
 from isthmus.package.manifest import Package, open_package
 from isthmus.package.signature import require_signature
@@ -50,7 +51,8 @@ def verify(
     """Compare training with serving and the package with its student; replace the verdict and its HTML page.
 
     Compares point-in-time joins at the current time of the project's clock with the answers of a private server. Also
-    compares the request transforms in the latest training set with their graphs, run here and in that server. If the
+    compares the request transforms in the latest training set with their graphs, run here and in that server, and the
+    rows that a stream computes from tiles with those of a build. If the
     distillation has an exported package, its model files run in every available runtime and are compared with the
     student. The package's inputs from offline values are compared with its inputs from served values and from a
     device's snapshot, and the server's predictions with the package's.
@@ -159,6 +161,8 @@ class _Verification:
             blocked = Artifacts(self.project, self.declared).blocked()
             no_package = blocked or "no exported package can run under this contract: run `isthmus model export`"
             verdict.skipped["the package"] = no_package
+        self.progress("comparing tiles with builds", 0.8)
+        compare_tiles(self.project, self.contract, verdict)
         self.progress("comparing request transforms", 0.85)
         recompute(self.project, self.contract, self.declared, self.online.api, verdict, all_keys=self.all_keys)
         if snapshot.skipped:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,9 +14,11 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem, did_you_mean, one_of
+from isthmus.features.types import Int64
 from isthmus.features.values.arrow import ARROW, null_elements, wrong_size_rows
 from isthmus.transforms.sources import failing_line, first_line
 from isthmus.transforms.tables.missing import explain_missing
+from isthmus.transforms.views.tiles import INTEGERS, aggregated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,14 +55,20 @@ def stream_view(
     nulls = _Nulls(f"view {view.name}", identity)
     for batch in _batches(place, frame, _remedy(view, frames)):
         table = _typed(place, batch, columns, identity)
-        if "known_at" not in table.column_names:
-            known = pc.add(table["event_timestamp"], pa.scalar(contract.delay, pa.duration("us")))
-            table = table.append_column("known_at", known)
+        table = with_known_at(contract, table)
         if nulls.count(table):
             yield table
     nulls.refuse()
     if nulls.rows == 0 and within is None:
         raise _no_row(place)
+
+
+def with_known_at(contract: ViewContract, rows: pa.Table) -> pa.Table:
+    """Add `known_at` to rows that lack it: the event time plus the view's delay."""
+    if "known_at" in rows.column_names:
+        return rows
+    known = pc.add(rows["event_timestamp"], pa.scalar(contract.delay, pa.duration("us")))
+    return rows.append_column("known_at", known)
 
 
 def returns_known(view: FeatureView, contract: ViewContract, frames: Frames) -> bool:
@@ -157,7 +166,19 @@ def _sortable(column: pa.ChunkedArray) -> list[pa.ChunkedArray]:
 def _frame(
     where: str, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames
 ) -> tuple[str, "DataFrame"]:
-    from pyspark.errors import PySparkException
+    place, frame = _call(where, declaration, frames)
+    with _explaining(place, declaration, frames):
+        if isinstance(declaration, FeatureView) and declaration.tiling is not None:
+            keys = [column for column in columns if column.name in _join_keys(declaration)]
+            events = _events_to_aggregate(place, frame, keys, declaration, frames)
+            frame = aggregated(events, [key.name for key in keys], declaration.tiling)
+        _check_schema(place, frame, columns, declaration, frames)
+        times = [name for name in _TIMES if name in frame.columns]
+        return place, frame.select(*(column.name for column in columns), *times)
+
+
+def _call(where: str, declaration: FeatureView | Spine, frames: Frames) -> tuple[str, "DataFrame"]:
+    """Call a user's function. Return where it is, and its result with the standard names of time columns."""
     from pyspark.sql import DataFrame
 
     function = declaration.function
@@ -172,19 +193,68 @@ def _frame(
     if not isinstance(frame, DataFrame):
         problem = Problem(place, f"its function returned {type(frame).__name__}", "a PySpark DataFrame")
         raise ConfigurationError("definitions.py", [problem])
-    try:
+    with _explaining(place, declaration, frames):
+        columns, renamed = frame.columns, dict[str, str]()
         for source in declaration.sources:
             for name, standard in zip((source.timestamp, source.known), _TIMES, strict=True):
-                if name is not None and name in frame.columns and standard not in frame.columns:
-                    frame = frame.withColumnRenamed(name, standard)
-        _check_schema(place, frame, columns, declaration, frames)
-        times = [name for name in _TIMES if name in frame.columns]
-        return place, frame.select(*(column.name for column in columns), *times)
+                if name in columns and standard not in (*columns, *renamed.values()):
+                    renamed[name] = standard
+        return place, frame.withColumnsRenamed(renamed) if renamed else frame
+
+
+@contextmanager
+def _explaining(place: str, declaration: FeatureView | Spine, frames: Frames) -> Iterator[None]:
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
     except PySparkException as error:
         message, expected = _explained(first_line(error), declaration, frames)
         raise DataError(
             place, f"the engine refused it: {message}", expected=expected, remedy=_remedy(declaration, frames)
         ) from error
+
+
+def _join_keys(view: FeatureView) -> set[str]:
+    return {key for entity in view.entities for key in entity.join_keys}
+
+
+def _events_to_aggregate(
+    place: str, frame: "DataFrame", keys: Sequence[Column], view: FeatureView, frames: Frames
+) -> "DataFrame":
+    """Select the columns that the tiles need from the result of the view's function, and check their types."""
+    assert view.tiling is not None  # noqa: S101 - only such views
+    known = "known_at" if "known_at" in frame.columns else "event_timestamp"
+    types = dict(frame.dtypes)
+    numbers = [Column(name, Int64) for name in view.tiling.columns]
+    problems = [
+        Problem(place, f"its column {column.name!r} has type {types[column.name]}",
+                "an integer, because sums of other numbers depend on their order",
+                "cast it to a whole number of a smaller unit, such as cents or milliseconds")
+        for column in numbers if types.get(column.name, "bigint") not in INTEGERS
+    ]  # fmt: skip
+    if problems:
+        raise ConfigurationError("definitions.py", problems)
+    # Columns that are missing get the message for a missing feature.
+    present = [column.name for column in numbers if column.name in types]
+    frame = frame.withColumns({name: frame[name].cast("bigint") for name in present}) if present else frame
+    frame = frame if known == "event_timestamp" else frame.drop("event_timestamp").withColumnRenamed(known, _TIMES[0])
+    _check_schema(place, frame, [*keys, *numbers], view, frames)
+    return frame.select(*(column.name for column in (*keys, *numbers)), frame[_TIMES[0]].alias("known_at"))
+
+
+def tile_events(view: FeatureView, contract: ViewContract, frames: Frames) -> pa.Table:
+    """Compute the events that a view with tiles aggregates: join keys, aggregated columns, and `known_at`.
+
+    Raises the same errors as `stream_view`.
+    """
+    place, frame = _call(f"view {view.name}", view, frames)
+    with _explaining(place, view, frames):
+        frame = _events_to_aggregate(place, frame, contract.keys, view, frames)
+    nulls = _Nulls(f"view {view.name}", [*(key.name for key in contract.keys), "known_at"])
+    tables = [table for table in _batches(place, frame, _remedy(view, frames)) if nulls.count(table)]
+    nulls.refuse()
+    return pa.concat_tables(tables) if tables else pa.table({})
 
 
 def _remedy(declaration: FeatureView | Spine, frames: Frames) -> str:

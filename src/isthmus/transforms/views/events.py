@@ -24,23 +24,28 @@ _LARGE = 32 << 20
 
 
 @contextmanager
-def events_frame(spark: "SparkSession", events: pa.Table, folder: Path) -> "Iterator[DataFrame]":
+def events_frame(
+    spark: "SparkSession", events: pa.Table, folder: Path, without: pa.Table | None = None
+) -> "Iterator[DataFrame]":
     """Yield events as a DataFrame, in which rows that are equal in all columns are one.
 
-    Many events are written to a file in `folder`, which is deleted after the block.
+    Leaves out the events in `without`. Many events are written to a file in `folder`, which is deleted after the block.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    if events.nbytes > _LARGE:
+    if without is not None and len(without):
+        with events_frame(spark, events, folder) as own, events_frame(spark, without, folder) as earlier:
+            yield own.subtract(earlier)
+    elif events.nbytes > _LARGE:
         file = parquet.write_batches(events.schema, events.to_batches(), folder / f"{uuid4().hex}.parquet")
         try:
             yield parquet.read(spark, str(file)).distinct()
         finally:
             file.unlink()
-        return
-    # PySpark infers no schema from an empty table.
-    empty = [] if len(events) else [from_arrow_schema(events.schema)]
-    yield spark.createDataFrame([] if empty else events, *empty).distinct()
+    else:
+        # PySpark infers no schema from an empty table.
+        empty = [] if len(events) else [from_arrow_schema(events.schema)]
+        yield spark.createDataFrame([] if empty else events, *empty).distinct()
 
 
 def latest(frame: "DataFrame", column: str) -> int | None:

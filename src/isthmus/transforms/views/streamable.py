@@ -14,9 +14,10 @@ from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import FeatureView, Source
 from isthmus.features.errors import Problem, one_of
 from isthmus.features.streams.formats import EventDecoder
+from isthmus.features.streams.tiles import TileState
 from isthmus.features.streams.window import distinct_keys, has_key
 from isthmus.features.values.arrow import micros
-from isthmus.transforms.views.compute import Frames, stream_view
+from isthmus.transforms.views.compute import Frames, stream_view, tile_events, with_known_at
 from isthmus.transforms.views.difference import difference, sort_rows
 from isthmus.transforms.views.events import columns_of, events_frame, events_of, latest
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 KEYS = 3
 """Number of keys whose rows are computed from their own events."""
+PARTS = 3
+"""Number of parts in which tiles get their events."""
 
 
 def streamed(view: FeatureView) -> list[Source]:
@@ -107,6 +110,15 @@ def _drawn_problems(
                       "the same rows", "aggregate by the join keys, or leave stream= of its source out")  # fmt: skip
         return
     cut = int(np.median(micros(events[known])))
+    if view.tiling is not None:
+        tiles = rows_from_tiles(view, contract, source, frames, events, folder)
+        tiles = tiles.filter(has_key(tiles, chosen))
+        if found := difference(contract, sort_rows(contract, [of_keys]), sort_rows(contract, [tiles])):
+            yield Problem(
+                where, f"an event that its function returns depends on other rows: computed in parts, {found}",
+                "an event from each row on its own", "aggregate with tiles=, not in the function",
+            )  # fmt: skip
+            return
     moment = pa.scalar(cut, pa.timestamp("us", "UTC"))
     until = complete.filter(pc.less(complete["known_at"], moment))
     before = rows(events.filter(pc.less(events[known], moment)))
@@ -117,3 +129,22 @@ def _drawn_problems(
         yield Problem(where, f"rows depend on events that became known after known_at: without them, {found}",
                       f"rows that use only events whose {known} is not after known_at",
                       f"compute times from {known}, return known_at, or declare a longer delay=")  # fmt: skip
+
+
+def rows_from_tiles(
+    view: FeatureView, contract: ViewContract, source: Source, frames: Frames, events: pa.Table, folder: Path
+) -> pa.Table:
+    """Return the rows of events as `isthmus stream` computes them: from tiles, to which parts of the events are added.
+
+    `source` is the one with the stream. The parts are drawn with a fixed seed. Large ones are written to `folder`.
+    """
+    assert view.tiling is not None  # noqa: S101 - only such views
+    tiles, spark = TileState(contract, view.tiling), frames[source.name].sparkSession
+    with events_frame(spark, events, folder) as frame:
+        once = frame.toArrow()
+    order = np.random.default_rng(0).permutation(len(once))
+    for part in np.array_split(order, PARTS):
+        with events_frame(spark, once.take(pa.array(part)), folder) as frame:
+            tiles.add(tile_events(view, contract, {**frames, source.name: frame}))
+    keys = distinct_keys(once, [key.name for key in contract.keys])
+    return with_known_at(contract, tiles.rows(keys, FIRST))

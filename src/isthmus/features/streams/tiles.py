@@ -1,0 +1,170 @@
+"""Partial aggregates per key and tick (tiles), from which the rows of sliding windows are computed."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract.schema import ViewContract
+from isthmus.features.days import FIRST, LAST
+from isthmus.features.definition.tiles import Aggregation, Count, Max, Mean, Min, Sum, Tiling
+from isthmus.features.errors import DataError
+from isthmus.features.values.arrow import micros
+from isthmus.features.values.columns import Ints
+
+Part: TypeAlias = tuple[str, str]
+"""A column and the function of Arrow that aggregates it in a tile."""
+
+_EVENTS: Part = ("", "count_all")
+_NEUTRAL = {"min": np.iinfo(np.int64).max, "max": np.iinfo(np.int64).min, "sum": 0, "count": 0, "count_all": 0}
+_COMBINE: dict[str, Callable[[Ints, Ints], Ints]] = {"min": np.minimum, "max": np.maximum}
+
+
+class TileState:
+    """The tiles of a view's events, in memory. Call `add` for new events, then `rows` for the rows that they change."""
+
+    def __init__(self, view: ViewContract, tiling: Tiling) -> None:
+        self._view, self._keys = view.name, [key.name for key in view.keys]
+        self._features = list(tiling.features())
+        self._columns = tiling.columns
+        self._tick = tiling.tick // MICROSECOND
+        self._reach = max(window // MICROSECOND for _, _, window in self._features) // self._tick
+        # A tile's place is its key's number, then its tick. So the places in order are the keys one after the other,
+        # each with its ticks in order, and a window is a range of places.
+        self._origin = FIRST // self._tick - self._reach
+        self._bits = (LAST // self._tick + 1 - self._origin).bit_length()
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._places: Ints = np.empty(0, np.int64)
+        self._parts: dict[Part, Ints] = {part: np.empty(0, np.int64) for part in self._needed()}
+
+    def _needed(self) -> set[Part]:
+        parts = {(each.column, "count") if each.column else _EVENTS for _, each, _ in self._features}
+        parts |= {(each.column, "sum") for _, each, _ in self._features if isinstance(each, Sum | Mean)}
+        parts |= {(each.column, each.suffix) for _, each, _ in self._features if isinstance(each, Min | Max)}
+        return parts
+
+    def add(self, events: pa.Table) -> None:
+        """Add events that were not added before: join keys, aggregated columns, and `known_at`."""
+        if not len(events):
+            return
+        columns = {f"c{n}": events[name].cast(pa.int64()) for n, name in enumerate(self._columns)}
+        ticks = pa.array(-(-micros(events["known_at"]) // self._tick))
+        groups = [f"k{n}" for n in range(len(self._keys))]
+        table = pa.table([*(events[name] for name in self._keys), ticks, *columns.values()], [*groups, "t", *columns])
+        named = dict(zip(self._columns, columns, strict=True))
+        parts = list(self._parts)
+        tiles = table.group_by([*groups, "t"], use_threads=False).aggregate(
+            [([], function) if not column else (named[column], function) for column, function in parts]
+        )
+        numbers = self._numbers
+        keys = zip(*(tiles[name].to_pylist() for name in groups), strict=True)
+        coded = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+        if len(numbers) >> (63 - self._bits):
+            raise DataError(f"view {self._view}", f"has {len(numbers):,} keys at once, too many for its tick",
+                            remedy="declare a longer tick=, or shorter windows")  # fmt: skip
+        places = self._place(coded, tiles["t"].to_numpy())
+        order = np.argsort(places)
+        found = {
+            (column, function): tiles[f"{named[column]}_{function}" if column else function]
+            .fill_null(int(_NEUTRAL[function])).to_numpy()[order]
+            for column, function in parts
+        }  # fmt: skip
+        self._merge(places[order], found)
+
+    def _merge(self, places: Ints, parts: dict[Part, Ints]) -> None:
+        at = np.searchsorted(self._places, places)
+        known = at < len(self._places)
+        known[known] = self._places[at[known]] == places[known]
+        for part, values in parts.items():
+            own, combine = self._parts[part], _COMBINE.get(part[1], np.add)
+            own[at[known]] = combine(own[at[known]], values[known])
+            self._parts[part] = np.insert(own, at[~known], values[~known])
+        self._places = np.insert(self._places, at[~known], places[~known])
+
+    def rows(self, keys: pa.Table, first: int) -> pa.Table:
+        """Return the rows of some keys from an event time on, in microseconds since 1970 UTC.
+
+        Each tile is a row. The columns are the join keys, the features, and `event_timestamp`. The tiles of the longest
+        window before `first` must have been added.
+        """
+        chosen = list(zip(*(keys[name].to_pylist() for name in self._keys), strict=True))
+        found = sorted((number, key) for key in chosen if (number := self._numbers.get(key)) is not None)
+        coded = np.array([number for number, _ in found], np.int64)
+        tick = -(-first // self._tick)
+        lows = np.searchsorted(self._places, self._place(coded, tick - self._reach + 1))
+        highs = np.searchsorted(self._places, self._place(coded + 1, self._origin))
+        counts = highs - lows
+        index = np.repeat(lows - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        places = self._places[index]
+        ticks = self._ticks(places)
+        wanted = np.flatnonzero(ticks >= tick)
+        windows = _Windows({part: values[index] for part, values in self._parts.items()}, places, wanted)
+        columns = {name: windows.of(each, window // MICROSECOND // self._tick)
+                   for name, each, window in self._features}  # fmt: skip
+        place_of_key = np.repeat(np.arange(len(found)), counts)[wanted]
+        taken = {name: pa.array([key[n] for _, key in found], keys.schema.field(name).type).take(pa.array(place_of_key))
+                 for n, name in enumerate(self._keys)}  # fmt: skip
+        times = pa.array(ticks[wanted] * self._tick).cast(pa.timestamp("us", "UTC"))
+        return pa.table({**taken, **columns, "event_timestamp": times})
+
+    def forget(self, first: int) -> None:
+        """Drop the tiles before a time, and keys without tiles."""
+        coded, ticks = self._places >> self._bits, self._ticks(self._places)
+        kept = ticks * self._tick >= first
+        used, renumbered = np.unique(coded[kept], return_inverse=True)
+        names = list(self._numbers)
+        self._numbers = {names[old]: new for new, old in enumerate(used.tolist())}
+        self._places = self._place(renumbered, ticks[kept])
+        self._parts = {part: values[kept] for part, values in self._parts.items()}
+
+    def _place(self, numbers: Ints, ticks: Ints | int) -> Ints:
+        return (numbers << self._bits) + (ticks - self._origin)
+
+    def _ticks(self, places: Ints) -> Ints:
+        return (places & ((1 << self._bits) - 1)) + self._origin
+
+
+class _Windows:
+    """The windows that end at the wanted rows."""
+
+    def __init__(self, parts: dict[Part, Ints], places: Ints, wanted: Ints) -> None:
+        self._parts, self._places, self._wanted = parts, places, wanted
+        self._tables: dict[Part, list[Ints]] = {}
+
+    def of(self, each: Aggregation, ticks: int) -> pa.Array:
+        first, end = np.searchsorted(self._places, self._places[self._wanted] - ticks + 1), self._wanted + 1
+        count = self._sum((each.column, "count") if each.column else _EVENTS, first, end)
+        if isinstance(each, Count):
+            return pa.array(count)
+        empty = count == 0
+        if isinstance(each, Sum):
+            return pa.array(self._sum((each.column, "sum"), first, end), mask=empty)
+        if isinstance(each, Mean):
+            # Doubles of both first, as the engine divides.
+            total = self._sum((each.column, "sum"), first, end).astype(np.float64)
+            return pa.array(np.divide(total, count, out=np.zeros(len(count)), where=~empty), mask=empty)
+        return pa.array(self._extreme((each.column, each.suffix), first, end), mask=empty)
+
+    def _sum(self, part: Part, first: Ints, end: Ints) -> Ints:
+        sums = np.append(0, np.cumsum(self._parts[part]))
+        return np.asarray(sums[end] - sums[first])
+
+    def _extreme(self, part: Part, first: Ints, end: Ints) -> Ints:
+        """Return the minimum or maximum of each range, from those of two overlapping ranges of 2**n values."""
+        combine = _COMBINE[part[1]]
+        if part not in self._tables:
+            level = self._parts[part]
+            self._tables[part] = [level]
+            for step in (1 << n for n in range(len(level).bit_length() - 1)):
+                level = combine(level[:-step], level[step:])
+                self._tables[part].append(level)
+        result = np.empty(len(first), np.int64)
+        sizes = np.frexp((end - first).astype(np.float64))[1] - 1
+        for size in np.unique(sizes).tolist():
+            own = sizes == size
+            result[own] = combine(
+                self._tables[part][size][first[own]], self._tables[part][size][end[own] - (1 << size)]
+            )
+        return result

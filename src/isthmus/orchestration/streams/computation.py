@@ -1,0 +1,105 @@
+"""Rows of a view from its events: computed by its function, or from tiles if the view has aggregations."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract.schema import ViewContract
+from isthmus.features.days import LAST
+from isthmus.features.definition.spec import FeatureView, Source
+from isthmus.features.offline.canonical import canonical
+from isthmus.features.offline.history import table_schema
+from isthmus.features.streams.tiles import TileState
+from isthmus.features.streams.window import EventWindow, distinct_keys, has_key
+from isthmus.features.values.arrow import micros
+from isthmus.transforms.views.compute import Frames, stream_view, tile_events, with_known_at
+
+EventFrames: TypeAlias = Callable[[pa.Table, pa.Table], AbstractContextManager[Frames]]
+"""Makes the DataFrames of a view's sources from events, each once, without those that are also in a second table."""
+Load: TypeAlias = Callable[[int, int | None], pa.Table]
+"""Returns the events of the stream's source from a time on, and also those known from a second time on."""
+
+
+class Recomputation:
+    """Computes rows by the view's function, from the events that they may depend on, which are in memory.
+
+    Call `restart` first. All times are in microseconds since 1970 UTC.
+    """
+
+    def __init__(
+        self, view: FeatureView, contract: ViewContract, source: Source, frames: EventFrames, load: Load
+    ) -> None:
+        self._view, self._contract, self._frames, self._load = view, contract, frames, load
+        self._timestamp = source.timestamp or ""
+        self._reach = contract.lookback or 0
+        self._keys = [key.name for key in contract.keys]
+
+    def restart(self, lowest: int) -> None:
+        """Read the events that rows from an event time on, and those that late events change, depend on."""
+        first = self._first(lowest)
+        self.window = EventWindow(self._load(first, None), self._timestamp, first)
+
+    def add(self, events: pa.Table) -> None:
+        self.window.add(events)
+
+    def forget(self, lowest: int) -> None:
+        """Drop events that were only needed for rows before an event time."""
+        self.window.forget(self._first(lowest))
+
+    def _first(self, lowest: int) -> int:
+        # A quarter more, for late events.
+        return lowest - self._reach - self._reach // 4
+
+    def rows(self, keys: pa.Table | None, lowest: int) -> pa.Table:
+        """Return the rows of these keys, or of all (None), from an event time on, in the form of the table."""
+        first = lowest - self._reach
+        if keys is None:
+            events = self.window.events
+        elif first < self.window.first:
+            events = self._load(first, None)
+            events = events.filter(has_key(events, keys))
+        else:
+            events = self.window.with_keys(keys, first)
+        with self._frames(events, events.slice(0, 0)) as frames:
+            rows = [table for table in stream_view(self._view, self._contract, frames, (lowest, LAST)) if len(table)]
+        return canonical(self._contract, pa.concat_tables(rows)) if rows else table_schema(self._contract).empty_table()
+
+
+class TileComputation(Recomputation):
+    """Computes rows from tiles, the partial results of each key and tick, to which each event is added once.
+
+    The events stay in memory, too, because an event that arrives again must not be added again.
+    """
+
+    def restart(self, lowest: int) -> None:
+        super().restart(lowest)
+        assert self._view.tiling is not None  # noqa: S101 - only such views
+        self._longest = max(self._view.tiling.windows) // MICROSECOND
+        self._tiles = TileState(self._contract, self._view.tiling)
+        self._add_tiles(self.window.events, self.window.events.slice(0, 0))
+
+    def add(self, events: pa.Table) -> None:
+        # If an event is older than the events in memory, `rows` reads them again.
+        recent = events.filter(pa.array(micros(events[self._timestamp]) >= self.window.first))
+        self._add_tiles(recent, self.window.at_times_of(recent))
+        super().add(events)
+
+    def _add_tiles(self, events: pa.Table, earlier: pa.Table) -> None:
+        with self._frames(events, earlier) as frames:
+            self._tiles.add(tile_events(self._view, self._contract, frames))
+
+    def forget(self, lowest: int) -> None:
+        before = self.window.first
+        super().forget(lowest)
+        if self.window.first > before:
+            # Only tiles of which all events are in memory.
+            self._tiles.forget(self.window.first + self._reach - self._longest)
+
+    def rows(self, keys: pa.Table | None, lowest: int) -> pa.Table:
+        if lowest - self._reach < self.window.first:
+            self.restart(lowest)
+        chosen = distinct_keys(self.window.events, self._keys) if keys is None else keys
+        return canonical(self._contract, with_known_at(self._contract, self._tiles.rows(chosen, lowest)))
