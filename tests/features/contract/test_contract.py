@@ -11,6 +11,7 @@ from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.definition.checks import Declaration
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.spec import Entity, FeatureService, FeatureView, Field, RequestSource, Source, Spine
+from isthmus.features.definition.streams import Avro, FileStream, Format, Json, Kafka, Protobuf
 from isthmus.features.errors import ConfigurationError, ContractMismatch, RequestError
 from isthmus.features.types import (
     TYPES,
@@ -370,6 +371,40 @@ def test_a_mistake_is_a_problem_and_no_traceback(declared: Any, sentence: str) -
     found = _problems(declared)
     assert len(found) == 1, found
     assert sentence in found[0]
+
+
+URL = "http://registry:8081"
+
+
+@pytest.mark.parametrize(
+    ("form", "sentence"),
+    [
+        (Json(schema="a.json", registry=URL), "Json: has a schema file and a registry; expected schema= or registry="),
+        (Avro("a.avsc", URL), "Avro: has a schema file and a registry; expected schema= or registry="),
+        (Avro(), "Avro: has no schema; expected schema= or registry="),
+        (Protobuf("a.pb", "A", registry=URL), "has a schema file and a registry; expected descriptors= or registry="),
+        (Protobuf(message="A"), "Protobuf: has no schema; expected descriptors= or registry="),
+        (Protobuf("a.pb"), "Protobuf: has no message"),
+        (Avro(registry="http://me:sesame@registry"), "Avro, registry: has a user in its URL; expected environment"),
+        (Avro(registry=7), "registry: 7"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_format_of_events_is_a_problem(form: Format, sentence: str) -> None:
+    found = _problems(_view(sources=[replace(FLIGHTS, timestamp="at", stream=Kafka("a", "host:9092", form))]))
+    assert len(found) == 1, found
+    assert sentence in found[0]
+    assert "sesame" not in found[0]
+
+
+def test_files_of_events_have_no_registry() -> None:
+    source = replace(FLIGHTS, timestamp="at", stream=FileStream("in", Json(registry=URL)))
+    assert "expected no registry=" in _problems(_view(sources=[source]))[0]
+
+
+@pytest.mark.parametrize("form", [Json(registry=URL), Avro(registry="http://${USER}:${WORD}@host"), Protobuf("a", "A")])
+def test_a_schema_may_be_in_a_registry_or_a_file(form: Format) -> None:
+    source = replace(FLIGHTS, timestamp="at", stream=Kafka("a", "host:9092", form))
+    assert compile_contract("shop", [CARRIER, _view(sources=[source])])
 
 
 def test_one_join_key_has_one_type_in_all_entities() -> None:

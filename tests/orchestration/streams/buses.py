@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -140,3 +141,10 @@ def as_json(rows: Iterable[dict[str, Any]]) -> list[tuple[str, bytes]]:
         (row["bus"], json.dumps({k: v.isoformat() if isinstance(v, datetime) else v for k, v in row.items()}).encode())
         for row in rows
     ]
+
+
+def await_true(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,15 +1,14 @@
 """`isthmus stream` against a build of the same events, with real brokers."""
 
-import os
-import random
+import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,11 @@ from deltalake import write_deltalake
 
 from isthmus.features import clock
 from isthmus.features.days import Days
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, RequestError
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.pointintime.served import served_history
 from isthmus.features.projectstatus import StreamStatus
 from isthmus.features.redis.connection import connect
-from isthmus.features.streams.events import OFFSET, PARTITION
 from isthmus.features.streams.formats import StreamEvent
 from isthmus.features.types import Int64
 from isthmus.features.values.columns import from_python
@@ -48,8 +46,8 @@ from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.verify import verify
 from tests.broker import broker, create_topic, produce
 from tests.orchestration.server.served import served
-from tests.orchestration.streams.buses import BEGIN, Buses, as_json, distinct, shuffled, stops
-from tests.servers import redis_server
+from tests.orchestration.streams.buses import BEGIN, Buses, as_json, await_true, distinct, shuffled, stops
+from tests.servers import free_port, redis_server
 from tests.transforms.connect import connect_server
 
 
@@ -220,6 +218,64 @@ def test_events_that_expired_before_they_were_read(tmp_path: Path) -> None:
     pq.write_table(EVENTS.slice(0, 500), buses.root / "data" / "stops.parquet")
     stream(project, once=True, skip_expired=True)
     same_as(buses, EVENTS)
+
+
+def test_a_redis_stream_that_was_trimmed(tmp_path: Path, kafka: str) -> None:
+    buses = Buses(tmp_path / "buses")
+    source = Source("redis", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    with project.redis() as url, redis.Redis.from_url(url) as client:
+        source.send(as_json(LATER.slice(0, 100).to_pylist()))
+        stream(project, once=True)
+        client.xtrim("incoming", maxlen=0, approximate=False)  # all of them were read
+        source.send(as_json(LATER.slice(100, 100).to_pylist()))
+        assert stream(project, once=True)["stops"].events == 100
+        source.send(as_json(LATER.slice(200).to_pylist()))
+        client.xtrim("incoming", maxlen=150, approximate=False)
+        with pytest.raises(DataError, match=r"incoming: 50 entries after \d+-\d+ were trimmed unread.*--skip-expired"):
+            stream(project, once=True)
+        pq.write_table(EVENTS.slice(0, 450), buses.root / "data" / "stops.parquet")
+        assert stream(project, once=True, skip_expired=True)["stops"].events == 150
+        assert stream(project, once=True)["stops"].events == 0
+        same_as(buses, EVENTS)
+
+
+@pytest.mark.accept
+def test_reading_waits_for_the_schema_registry(tmp_path: Path, kafka: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = self.path == "/schemas/ids/7"
+            body = {"schema": "{}", "schemaType": "JSON"} if found else {"error_code": 40403}
+            self.send_response(200 if found else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    port, buses = free_port(), Buses(tmp_path / "buses")
+    source = Source("kafka", buses, kafka)
+    declared = source.declared.replace(")", f", Json(registry='http://me:word@127.0.0.1:{port}'))")
+    with pytest.raises(ConfigurationError, match="has a user in its URL"):
+        buses.write(declared, ARCHIVE)
+    project = buses.write(declared.replace("me:word@", ""), ARCHIVE)
+    framed = [(key, b"\0\0\0\0\x07" + value) for key, value in as_json(LATER.to_pylist())]
+    unknown = [("A", b"\0\0\0\0\x08{}"), ("A", b"{}")]
+    source.send([*framed, *unknown])
+    with project.redis():
+        following = Following(project)
+        following.await_text(f"the schema registry http://127.0.0.1:{port} does not answer")
+        assert not following_read_all(buses, len(framed) + 2)
+        with HTTPServer(("127.0.0.1", port), Handler) as server:
+            threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+            await_true(lambda: following_read_all(buses, len(framed) + 2))
+            following.stop()
+            stream(project, once=True)
+            server.shutdown()
+        log = event_log(project, project.definitions.views["crowding"].sources[0])
+        assert sorted(log.unreadable()["reason"].to_pylist()) == [
+            "does not begin with the id of a schema", "the schema registry does not have schemas/ids/8",
+        ]  # fmt: skip
+        same_as(buses, EVENTS)
 
 
 def same_as(buses: Buses, events: pa.Table) -> None:
@@ -428,11 +484,35 @@ def test_pushed_rows_stay_when_a_late_event_corrects_others(tmp_path: Path, kafk
     assert pushed[0] in buses.rows()
 
 
+@pytest.mark.accept
 def test_one_process_reads_a_source(tmp_path: Path, kafka: str) -> None:
     buses = Buses(tmp_path / "buses")
-    project = buses.write(Source("files", buses, kafka).declared, ARCHIVE)
-    with project.locked("stream-stops"), pytest.raises(RequestError, match="another `isthmus stream` reads it"):
+    source = Source("files", buses, kafka)
+    project = buses.write(source.declared, ARCHIVE)
+    command = [str(Path(sys.executable).with_name("isthmus")), "stream", "--project", str(buses.root)]
+    with project.redis():
+        both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        try:
+            await_true(lambda: any(process.poll() is not None for process in both))
+            refused, reading = sorted(both, key=lambda process: process.poll() is None)
+            assert refused.returncode == 2
+            assert refused.stderr is not None
+            assert refused.stderr.read() == (
+                "isthmus: source stops: another `isthmus stream` reads it. "
+                "Stop it first; one process reads all views of a source\n"
+            )
+            source.send(as_json(LATER.to_pylist()))
+            await_true(lambda: following_read_all(buses, len(LATER)))
+            again = subprocess.run([*command, "--once"], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            assert (again.returncode, "another `isthmus stream` reads it" in again.stderr) == (2, True)
+            reading.send_signal(signal.SIGTERM)
+            assert reading.wait(60) == 0
+        finally:
+            for process in both:
+                process.kill()
+                process.communicate()
         stream(project, once=True)
+        same_as(buses, EVENTS)
 
 
 def test_a_topic_that_is_gone(tmp_path: Path, kafka: str) -> None:
@@ -498,13 +578,6 @@ class Following:
 
     def await_text(self, text: str, seconds: float = 60) -> None:
         await_true(lambda: any(text in said for said in self.said), seconds)
-
-
-def await_true(condition: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_rows_follow_events_builds_and_definitions(tmp_path: Path, kafka: str) -> None:
@@ -597,32 +670,3 @@ def test_a_broker_that_starts_later(tmp_path: Path) -> None:
         following.stop()
         stream(project, once=True)
     same_as(buses, EVENTS)
-
-
-@pytest.mark.accept
-@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slowest)])
-def test_kills_lose_and_repeat_nothing(tmp_path: Path, kafka: str, kills: int) -> None:
-    buses = Buses(tmp_path / "buses")
-    source = Source("kafka", buses, kafka)
-    project = buses.write(source.declared, ARCHIVE)
-    arriving, rng = as_json(shuffled(LATER)), random.Random(kills)
-    command = [str(Path(sys.executable).with_name("isthmus")), "stream", "--project", str(buses.root)]
-    with project.redis():
-        stream(project, once=True)
-        for n in range(kills):
-            source.send(arriving[n * len(arriving) // kills : (n + 1) * len(arriving) // kills])
-            with (tmp_path / "log").open("ab") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            time.sleep(rng.uniform(1, 5))
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        status = stream(project, once=True)["stops"]
-        assert status.unreadable == 0
-        assert buses.rows() == buses.oracle(EVENTS)
-        written = materialize(project, full=True)["crowding"]
-        assert (written.changed, written.written, written.removed) == (0, 0, 0)
-        log_of_events = event_log(project, project.definitions.views["crowding"].sources[0])
-        batches = log_of_events.rows(pa.schema([PARTITION, OFFSET]))
-        places = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
-        assert len(places) == len(set(places)) == len(arriving)

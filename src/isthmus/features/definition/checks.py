@@ -26,7 +26,7 @@ from isthmus.features.definition.spec import (
     Spine,
     is_owner,
 )
-from isthmus.features.definition.streams import Avro, Kafka, RedisStream, Stream
+from isthmus.features.definition.streams import FileStream, Format, Json, Kafka, Protobuf, RedisStream, Stream
 from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Array, Bytes, DataType, String, UnixTimestamp
 
@@ -201,9 +201,7 @@ class Declarations:
             return
         if (times := getattr(format_, "times", "iso")) not in _TIMES:
             self._wrong(f"{where}, times", repr(times), one_of(_TIMES))
-        if isinstance(format_, Avro) and bool(format_.schema) == bool(format_.registry):
-            actual = "has a schema file and a registry" if format_.schema else "has no schema"
-            self._wrong(f"{where}, Avro", actual, "schema= or registry=")
+        self._format(f"{where}, {type(format_).__name__}", stream, format_)
         if isinstance(stream, Kafka) and not all(
             isinstance(text, str) for pair in stream.properties.items() for text in pair
         ):
@@ -219,6 +217,21 @@ class Declarations:
         if isinstance(stream, RedisStream) and stream.connection and not _VARIABLE.fullmatch(stream.connection):
             self._wrong(f"{where}, connection", "is not the name of an environment variable",
                         "the variable with the URL of the Redis server")  # fmt: skip
+
+    def _format(self, where: str, stream: Stream, format_: Format) -> None:
+        name = "descriptors" if isinstance(format_, Protobuf) else "schema"
+        file = getattr(format_, name)
+        if file and format_.registry:
+            self._wrong(where, "has a schema file and a registry", f"{name}= or registry=")
+        elif not file and not format_.registry and not isinstance(format_, Json):
+            self._wrong(where, "has no schema", f"{name}= or registry=")
+        if isinstance(format_, Protobuf) and file and not format_.message:
+            self._wrong(where, "has no message", 'the name of a message, like "flights.Landed"')
+        if format_.registry and isinstance(stream, FileStream):
+            self._wrong(where, "a file has an event per line, without the id of a schema", "no registry=")
+        if (user := _USER.match(format_.registry)) and "${" not in user[0]:
+            self._wrong(f"{where}, registry", "has a user in its URL",
+                        "environment variables, like https://${USER}:${PASSWORD}@host")  # fmt: skip
 
     def _key_types(self) -> None:
         # Entities may share a join key, but a request has a single column for it.

@@ -14,9 +14,14 @@ class Json:
     Attributes:
         times: form of the time columns: ISO 8601 text with a time zone, or seconds, milliseconds or microseconds since
             1970 UTC as numbers.
+        schema: JSON schema of the events, relative to the project. `apply` compares the types of its properties with
+            the columns.
+        registry: URL of a schema registry, as for `Avro`.
     """
 
     times: Literal["iso", "s", "ms", "us"] = "iso"
+    schema: str = field(default="", kw_only=True)
+    registry: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Avro:
     Attributes:
         schema: `.avsc` file with the writers' schema, relative to the project.
         registry: URL of a schema registry with Confluent's API; each event then begins with the id of its schema.
+            `${NAME}` is replaced by the environment variable, as in `https://${USER}:${PASSWORD}@host`.
     """
 
     schema: str = ""
@@ -38,17 +44,20 @@ class Protobuf:
 
     Attributes:
         descriptors: file that `protoc --descriptor_set_out=FILE --include_imports` wrote, relative to the project.
-        message: full name of the message, such as `flights.Landed`.
+        message: full name of the message, such as `flights.Landed`. With a registry, it may be left out; other
+            messages are unreadable.
         framed: True if events begin with a schema id of Confluent's registry. The id is skipped. The message must be
             the first one of its schema file.
         times: form of the time columns: "iso" for `google.protobuf.Timestamp`; seconds, milliseconds or microseconds
             since 1970 UTC for numbers.
+        registry: URL of a schema registry, as for `Avro`, that returns compiled schemas (`format=serialized`).
     """
 
-    descriptors: str
-    message: str
+    descriptors: str = ""
+    message: str = ""
     framed: bool = False
     times: Literal["iso", "s", "ms", "us"] = "iso"
+    registry: str = field(default="", kw_only=True)
 
 
 Format: TypeAlias = Json | Avro | Protobuf

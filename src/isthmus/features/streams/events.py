@@ -53,6 +53,7 @@ class ReadUntil:
         late: number of events that were read after the watermark had passed their known time.
         stream: name of the stream that was read.
         generation: number of times that the source got another stream. Later streams have partitions `GENERATION/NAME`.
+        passed: number of entries of a Redis stream before the next offset, as its reader counts them.
     """
 
     offsets: Mapping[str, int] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class ReadUntil:
     late: int = 0
     stream: str = ""
     generation: int = 0
+    passed: int | None = None
 
     def partition(self, name: str) -> str:
         """Return the name in the table of a partition of the stream that is read now."""
@@ -126,14 +128,14 @@ class EventLog:
 
     def append(
         self, rows: pa.Table, events: Sequence[StreamEvent], unreadable: Sequence[Unreadable], now: int,
-        watermark: Callable[[Mapping[str, int]], int],
+        watermark: Callable[[Mapping[str, int]], int], passed: int | None = None,
     ) -> None:  # fmt: skip
         """Append events in one commit with their offsets, so that each is stored once.
 
         May also merge small files, and delete files that were merged more than an hour ago. `rows` are the rows of
         `events`, the readable ones. Unreadable events go to a table of their own first; their offsets
         count as read, too. `now` is the time of reading, in microseconds since 1970 UTC. `watermark` computes the new
-        watermark from the latest known time of each partition; it never goes back.
+        watermark from the latest known time of each partition; it never goes back. `passed` is stored for the reader.
         """
         before = self.read_until()
         aside = [event for event, _ in unreadable]
@@ -151,7 +153,7 @@ class EventLog:
             known[name] = max(known.get(name, time), time)
         late = before.late + int(np.count_nonzero(times < before.watermark))
         mark = max(before.watermark, watermark(before.of_stream(known)))
-        read = replace(before, offsets=offsets, known=known, watermark=mark, late=late)
+        read = replace(before, offsets=offsets, known=known, watermark=mark, late=late, passed=passed)
         self._commit(self._with_positions(rows, places), read)
         self._compact()
 
@@ -159,7 +161,7 @@ class EventLog:
         """Return how far the stream with this name was read. Another stream than before is read from its beginning."""
         read = self.read_until()
         if read.stream and read.stream != stream:
-            read = replace(read, generation=read.generation + 1)
+            read = replace(read, generation=read.generation + 1, passed=None)
         self._read = replace(read, stream=stream)
         return self._read
 

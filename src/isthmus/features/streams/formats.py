@@ -2,9 +2,11 @@
 
 import io
 import json
-import struct
+import re
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,22 +17,15 @@ import pyarrow.compute as pc
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.streams import Avro, Format, Json, Protobuf
-from isthmus.features.errors import (
-    ConfigurationError,
-    DataError,
-    DependencyError,
-    IsthmusError,
-    Problem,
-    extra,
-    first_line,
-)
+from isthmus.features.errors import ConfigurationError, DataError, IsthmusError, Problem, extra, first_line, one_of
+from isthmus.features.streams.registry import RegisteredSchema, SchemaRegistry, unframe
 from isthmus.features.types import SCALARS
 from isthmus.features.values.arrow import ARROW
 
-_FRAME = struct.Struct(">bI")
-"""The bytes before an event whose schema is in Confluent's registry: zero, then the schema's id."""
 _SCALE = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _INT32, _INT64 = 1 << 31, 1 << 63
+_STANDARD = re.compile(r"google/protobuf/\w+\.proto")
+"""Files that every Protobuf library has, so that a registry does not keep them."""
 
 
 class StreamEvent(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +61,8 @@ class EventDecoder:
         kind = msgspec.defstruct("Event", [part for part in types if len(part) == 2]
                                  + [part for part in types if len(part) == 3], rename=names, kw_only=True)  # fmt: skip
         self._decode = self._decoder(form, kind, root)
-        self._decode_lines = msgspec.json.Decoder(kind).decode_lines if isinstance(form, Json) else None
+        lines = isinstance(form, Json) and not form.registry
+        self._decode_lines = msgspec.json.Decoder(kind).decode_lines if lines else None
         self._members = list(names)
 
     def rows(self, events: Sequence[StreamEvent]) -> tuple[pa.Table, list[StreamEvent], list[Unreadable]]:
@@ -165,26 +161,66 @@ class EventDecoder:
 
     def _decoder(self, form: Format, kind: Any, root: Path) -> Callable[[bytes], Any]:
         if isinstance(form, Json):
-            decoder = msgspec.json.Decoder(kind)
-            return decoder.decode
+            return self._json(form, msgspec.json.Decoder(kind).decode, root)
         parse = self._avro(form, root) if isinstance(form, Avro) else self._protobuf(form, root)
         return lambda value: msgspec.convert(parse(value), kind)
+
+    def _json(self, form: Json, decode: Callable[[bytes], Any], root: Path) -> Callable[[bytes], Any]:
+        if form.schema:
+            self._require_properties(root / form.schema)
+        if not form.registry:
+            return decode
+        registry = SchemaRegistry(self._where, form.registry, "JSON", lambda found: found)
+
+        def framed(value: bytes) -> Any:
+            number, content = unframe(value)
+            registry.schema(number)  # the columns have the types
+            return decode(content)
+
+        return framed
+
+    def _require_properties(self, file: Path) -> None:
+        """Raise ConfigurationError if a JSON schema gives a column a type from which it cannot be decoded."""
+        problems = []
+        try:
+            properties = json.loads(self._file(file)).get("properties", {})
+            for column in self.schema:
+                types = properties.get(column.name, {}).get("type", [])
+                types, accepted = [types] if isinstance(types, str) else types, self._json_types(column.type)
+                if types and not accepted.intersection(types):
+                    problems.append(
+                        Problem(f"{self._where}, {file}, property {column.name}", f"has type {one_of(types)}",
+                                f"{one_of(sorted(accepted))}, since the column has type {column.type}")
+                    )  # fmt: skip
+        except (ValueError, TypeError, AttributeError) as error:
+            raise self._unusable(file, f"is not a JSON schema ({first_line(error)})") from error
+        if problems:
+            raise ConfigurationError("definitions.py", problems)
+
+    def _json_types(self, dtype: pa.DataType) -> set[str]:
+        if pa.types.is_list(dtype):
+            return {"array"}
+        if pa.types.is_boolean(dtype):
+            return {"boolean"}
+        text = not self._scale if pa.types.is_timestamp(dtype) else not pa.types.is_primitive(dtype)
+        return {"string"} if text else {"integer", "number"}
 
     def _avro(self, form: Avro, root: Path) -> Callable[[bytes], Any]:
         with extra("streams"):
             import fastavro
-        schemas = dict[int, Any]()
 
-        def registered(number: int) -> Any:
-            if number not in schemas:
-                schemas[number] = fastavro.parse_schema(json.loads(fetch_schema(self._where, form.registry, number)))
-            return schemas[number]
-
-        def framed(value: bytes) -> Any:
-            number, content = _unframe(value)
-            return _whole(fastavro, registered(number), content)
+        def parsed(found: RegisteredSchema) -> Any:
+            named = dict[str, Any]()
+            schemas = [fastavro.parse_schema(json.loads(text), named) for text in (*found.imports.values(), found.text)]
+            return schemas[-1]
 
         if form.registry:
+            registry = SchemaRegistry(self._where, form.registry, "AVRO", parsed)
+
+            def framed(value: bytes) -> Any:
+                number, content = unframe(value)
+                return _whole(fastavro, registry.schema(number), content)
+
             return framed
         text = self._file(root / form.schema)
         try:
@@ -197,26 +233,59 @@ class EventDecoder:
         with extra("streams"):
             from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
             from google.protobuf.message import DecodeError
-        file = root / form.descriptors
-        try:
-            pool, files = descriptor_pool.DescriptorPool(), descriptor_pb2.FileDescriptorSet()
-            files.ParseFromString(self._file(file))
-            for each in files.file:
-                pool.Add(each)
-            kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(form.message))
-        except (DecodeError, TypeError) as error:
-            raise self._unusable(file, f"is not a descriptor set of protoc ({first_line(error)})") from error
-        except KeyError as error:
-            raise self._unusable(file, f"does not have the message {form.message}") from error
+        if form.registry:
+            registry = SchemaRegistry(self._where, form.registry, "PROTOBUF", self._compiled)
+        else:
+            file = root / form.descriptors
+            try:
+                pool, files = descriptor_pool.DescriptorPool(), descriptor_pb2.FileDescriptorSet()
+                files.ParseFromString(self._file(file))
+                for each in files.file:
+                    pool.Add(each)
+                only = pool.FindMessageTypeByName(form.message)
+            except (DecodeError, TypeError) as error:
+                raise self._unusable(file, f"is not a descriptor set of protoc ({first_line(error)})") from error
+            except KeyError as error:
+                raise self._unusable(file, f"does not have the message {form.message}") from error
 
         def parse(value: bytes) -> dict[str, Any]:
+            place, number = [0], 0
+            if form.registry or form.framed:
+                number, content = unframe(value)
+                place, value = _indexes(content)
+            kind: Any = _message(registry.schema(number), place) if form.registry else only
+            if kind.full_name != (form.message or kind.full_name):
+                raise ValueError(f"is a message {kind.full_name}, not {form.message}")
+            if place != [0] and not form.registry:
+                raise ValueError("is not the first message of its schema file")
             try:
-                message = kind.FromString(_unframe(value, indexes=True)[1] if form.framed else value)
+                message = message_factory.GetMessageClass(kind).FromString(value)
             except DecodeError as error:
-                raise ValueError(f"is not a message {form.message} ({first_line(error)})") from error
+                raise ValueError(f"is not a message {kind.full_name} ({first_line(error)})") from error
             return _members(message)
 
         return parse
+
+    def _compiled(self, found: RegisteredSchema) -> Any:
+        """Return the file descriptor of a schema. Raise DataError if the registry has not compiled it."""
+        from google.protobuf import descriptor_pb2, descriptor_pool
+        from google.protobuf.message import DecodeError
+
+        pool, main = descriptor_pool.DescriptorPool(), "isthmus/event.proto"
+        try:
+            for name, text in (*found.imports.items(), (main, found.text)):
+                file = descriptor_pb2.FileDescriptorProto.FromString(b64decode(text, validate=True))
+                file.name = name
+                for each in file.dependency:
+                    _add_standard(pool, each)
+                pool.Add(file)
+            return pool.FindFileByName(main)
+        except (DecodeError, ValueError, TypeError) as error:
+            raise DataError(
+                self._where, f"the schema registry does not return compiled Protobuf schemas ({first_line(error)})",
+                expected="a descriptor in base64 for format=serialized",
+                remedy="compile the schema with protoc; declare descriptors= and framed=True instead of registry=",
+            ) from error  # fmt: skip
 
     def _file(self, file: Path) -> bytes:
         try:
@@ -236,13 +305,38 @@ def _whole(fastavro: Any, schema: Any, content: bytes) -> Any:
     return record
 
 
-def _unframe(value: bytes, *, indexes: bool = False) -> tuple[int, bytes]:
-    if len(value) < _FRAME.size or value[0]:
-        raise ValueError("does not begin with the id of a schema")
-    _, number = _FRAME.unpack_from(value)
-    if indexes and value[_FRAME.size : _FRAME.size + 1] != b"\0":
-        raise ValueError("is not the first message of its schema file")
-    return number, value[_FRAME.size + indexes :]
+def _add_standard(pool: Any, name: str) -> None:
+    if _STANDARD.fullmatch(name):
+        file = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2").DESCRIPTOR
+        for each in file.dependencies:
+            _add_standard(pool, each.name)
+        pool.AddSerializedFile(file.serialized_pb)
+
+
+def _indexes(content: bytes) -> tuple[list[int], bytes]:
+    """Split Confluent's place of a message in its schema file from the message: zigzag numbers after their count."""
+    numbers, at = list[int](), 0
+    while not numbers or len(numbers) <= numbers[0]:
+        value = shift = 0
+        while True:
+            if at == len(content):
+                raise ValueError("ends within the place of its message in the schema file")
+            value |= (content[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if content[at - 1] < 128:
+                break
+        numbers.append(value >> 1 ^ -(value & 1))
+    return numbers[1:] or [0], content[at:]
+
+
+def _message(file: Any, place: Sequence[int]) -> Any:
+    kind, kinds = file, list(file.message_types_by_name.values())
+    for index in place:
+        if not 0 <= index < len(kinds):
+            raise ValueError(f"is message {'.'.join(map(str, place))} of its schema file, which does not exist")
+        kind = kinds[index]
+        kinds = list(kind.nested_types)
+    return kind
 
 
 def _members(message: Any) -> dict[str, Any]:
@@ -264,26 +358,3 @@ def _members(message: Any) -> dict[str, Any]:
 
 def _moment(stamp: Any) -> datetime:
     return clock.moment(stamp.seconds * 1_000_000 + stamp.nanos // 1000)
-
-
-def fetch_schema(where: str, registry: str, number: int) -> str:
-    """Fetch a schema by its id from a registry with Confluent's API.
-
-    Raises ValueError if the registry does not have it, which makes an event unreadable. Raises DependencyError if the
-    registry does not answer, and DataError if its answer is not a schema.
-    """
-    with extra("streams"):
-        import httpx
-    url = f"{registry.rstrip('/')}/schemas/ids/{number}"
-    try:
-        reply = httpx.get(url, timeout=10)
-    except httpx.HTTPError as error:
-        raise DependencyError(where, f"the schema registry does not answer ({first_line(error)})") from error
-    if reply.status_code == httpx.codes.NOT_FOUND:
-        raise ValueError(f"the registry has no schema {number}")
-    if not reply.is_success:
-        raise DependencyError(where, f"the schema registry answers {reply.status_code} to {url}")
-    try:
-        return str(reply.json()["schema"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(where, f"{url} is not a schema", expected="Confluent's API of a schema registry") from error

@@ -1,32 +1,38 @@
 """Readers of streams. They return the events from given offsets on, and know which partitions they have read."""
 
-import os
-import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from isthmus.features.definition.streams import FileStream, Kafka, RedisStream, Stream
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, extra
+from isthmus.features.errors import DataError, DependencyError, extra
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.streams.formats import StreamEvent
+from isthmus.features.streams.registry import expand
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
 _SEQUENCE = 1 << 20
 """Entries that a Redis stream may have per millisecond."""
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
 _REFRESH_SECONDS = 30.0
 """Seconds between two looks for new partitions."""
 _SILENCE_SECONDS = 10.0
 """Seconds to wait for the broker's list of partitions."""
+_SKIP = "add the missing events to the source's data, then run `isthmus stream --skip-expired`"
 
 
 class StreamReader(Protocol):
-    """Reads the events of a stream in the order of each partition's offsets, from the offsets given to `seek`."""
+    """Reads the events of a stream in the order of each partition's offsets, from the offsets given to `seek`.
+
+    Attributes:
+        passed: number of entries of a Redis stream that were added, and are read or gone, as of the next offset. Set it
+            before `seek`. None if unknown, and for other streams, whose offsets have no gaps.
+    """
+
+    passed: int | None
 
     def partitions(self) -> list[str]:
         """Return the names of the partitions that are read, also of those without events."""
@@ -34,15 +40,16 @@ class StreamReader(Protocol):
     def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
         """Continue with these offsets. A partition that is missing is read from its first event.
 
-        Raises DataError if the stream does not exist. For Kafka, also raises DataError if events after an offset have
-        expired, unless `skip_expired`, or if the topic was created again. Entries that were trimmed from a Redis stream
-        are not noticed. Raises DependencyError if the broker does not answer.
+        Raises DataError if the stream does not exist. Unless `skip_expired`, also raises DataError if events after an
+        offset have expired or were trimmed, or if the topic or Redis stream was created again. Raises DependencyError
+        if the broker does not answer.
         """
 
     def poll(self, limit: int, seconds: float) -> list[StreamEvent]:
         """Return up to `limit` events that arrive within `seconds`.
 
-        Raises DataError if events expire before they are read, and DependencyError if the broker does not answer.
+        Raises DataError if events expire or are trimmed before they are read. Raises DependencyError if the broker does
+        not answer.
         """
 
     def ended(self) -> set[str]:
@@ -67,29 +74,22 @@ def open_reader(source: str, stream: Stream, root: Path, redis_url: str) -> Stre
         case RedisStream(connection=""):
             return RedisReader(where, stream, redis_url)
         case RedisStream():
-            return RedisReader(where, stream, _environment(where, stream.connection))
+            return RedisReader(where, stream, expand(where, f"${{{stream.connection}}}"))
         case FileStream():
             return FileReader(where, root / stream.folder)
 
 
-def _environment(where: str, name: str) -> str:
-    if value := os.environ.get(name):
-        return value
-    raise ConfigurationError("definitions.py", [Problem(where, f"the environment variable {name} is not set")])
-
-
 class KafkaReader:
     """Reads a topic with librdkafka. Offsets are kept with the events and not in a consumer group."""
+
+    passed: int | None = None
 
     def __init__(self, where: str, stream: Kafka) -> None:
         with extra("streams"):
             import confluent_kafka
         self._kafka, self._where, self._topic = confluent_kafka, f"{where} {stream.topic}", stream.topic
         self._servers, self._problem = stream.servers, ""
-        options = {
-            name: _VARIABLE.sub(lambda found: _environment(where, found[1]), value)
-            for name, value in stream.properties.items()
-        }
+        options = {name: expand(where, value) for name, value in stream.properties.items()}
         self._consumer: Consumer = confluent_kafka.Consumer({
             "bootstrap.servers": stream.servers, "group.id": "isthmus", "enable.auto.commit": False,
             "auto.offset.reset": "error", "enable.partition.eof": True, "fetch.wait.max.ms": 50,
@@ -102,7 +102,7 @@ class KafkaReader:
     def partitions(self) -> list[str]:
         return list(self._next)
 
-    def _existing(self) -> list[str]:
+    def _existing(self, read: Iterable[str]) -> list[str]:
         with self._answering():
             metadata = self._consumer.list_topics(self._topic, timeout=_SILENCE_SECONDS)
         topic = metadata.topics.get(self._topic)
@@ -110,31 +110,28 @@ class KafkaReader:
             raise DataError(self._where, f"the topic does not exist at {self._servers}",
                             remedy="create it, or correct topic=; the events read so far are kept")  # fmt: skip
         self._looked = time.monotonic()
-        return [str(number) for number in sorted(topic.partitions)]
-
-    def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
-        known = self._existing()
-        if gone := sorted(set(offsets) - set(known), key=int):
+        names = [str(number) for number in sorted(topic.partitions)]
+        if gone := sorted(set(read) - set(names), key=int):
             raise DataError(
                 self._where, f"partitions {', '.join(gone)} no longer exist: the topic was created again",
                 remedy="give the new topic another name; rows of the events read so far are kept",
             )  # fmt: skip
+        return names
+
+    def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
         self._ended, self._next = set(), {}
-        for name in known:
-            low, high = self._bounds(name)
+        for name in self._existing(offsets):
+            low, _ = self._bounds(name)
             start = offsets.get(name, low)
             self._next[name] = max(start, low) if skip_expired else start
             if start < low and not skip_expired:
                 raise self._expired(name, start, low)
-            if start == high:
-                self._ended.add(name)
         self._assign()
 
     def _expired(self, name: str, start: int, low: int) -> DataError:
         return DataError(
             self._where, f"partition {name}: events {start} to {low - 1} have expired",
-            remedy="raise the topic's retention; add the missing events to the source's data, then run "
-            "`isthmus stream --skip-expired`",
+            remedy="raise the topic's retention; " + _SKIP,
         )  # fmt: skip
 
     def _assign(self) -> None:
@@ -160,7 +157,7 @@ class KafkaReader:
 
     def poll(self, limit: int, seconds: float) -> list[StreamEvent]:
         if time.monotonic() - self._looked > _REFRESH_SECONDS:
-            new = [name for name in self._existing() if name not in self._next]
+            new = [name for name in self._existing(self._next) if name not in self._next]
             if new:
                 self._next |= dict.fromkeys(new, 0)
                 self._assign()
@@ -175,10 +172,7 @@ class KafkaReader:
                 self._ended.add(name)
             elif error.code() in (kinds._AUTO_OFFSET_RESET, kinds.OFFSET_OUT_OF_RANGE):
                 start, (low, high) = self._next[name], self._bounds(name)
-                if start < low:
-                    raise self._expired(name, start, low)
-                problem = f"partition {name} ends at {high}, but {start} events were read: it was created again"
-                raise DataError(self._where, problem, remedy="give the new topic another name")
+                raise self._expired(name, start, low) if start < low else self._created_again(name, high)
             elif not error.retriable():
                 raise DependencyError(self._where, f"{self._servers} answers: {error.str()}")
         if events:
@@ -187,7 +181,16 @@ class KafkaReader:
         elif self._problem:
             problem, self._problem = self._problem, ""
             raise self._silent(problem)
+        else:
+            for name, start in self._next.items():
+                high = self._bounds(name, cached=True)[1]
+                if 0 <= high < start:  # not every broker answers with an error
+                    raise self._created_again(name, high)
         return events
+
+    def _created_again(self, name: str, high: int) -> DataError:
+        problem = f"partition {name} ends at {high}, but {self._next[name]} events were read: it was created again"
+        return DataError(self._where, problem, remedy="give the new topic another name")
 
     def _failed(self, error: Any) -> None:
         if error.code() == self._kafka.KafkaError._ALL_BROKERS_DOWN or error.fatal():
@@ -206,6 +209,8 @@ class KafkaReader:
 class RedisReader:
     """Reads a Redis stream. It has one partition, and the offset of an entry is computed from its id."""
 
+    passed: int | None = None
+
     def __init__(self, where: str, stream: RedisStream, url: str) -> None:
         self._where, self._stream, self._url = f"{where} {stream.key}", stream, url
         self._client = connect(url)
@@ -215,27 +220,71 @@ class RedisReader:
         return ["0"]
 
     def seek(self, offsets: Mapping[str, int], *, skip_expired: bool = False) -> None:
-        with translate_errors(self._url):
-            found = bool(self._client.exists(self._stream.key))
-            last: Any = self._client.xinfo_stream(self._stream.key)["last-generated-id"] if found else b"0-0"
-        end = _offset(last) + 1
-        if not skip_expired and offsets.get("0", 0) > end:
+        self._next, self._at_end, self.passed = offsets.get("0", 0), False, None if skip_expired else self.passed
+        info, _ = self._look(1)
+        if not skip_expired and self._next > _offset(info["last-generated-id"]) + 1:
+            raise self._lost()
+        self._require_untrimmed(info)
+
+    def _look(self, limit: int) -> tuple[Mapping[str, Any], list[tuple[bytes, Mapping[bytes, bytes]]]]:
+        """Return the state of the stream and its next entries, of the same moment."""
+        with translate_errors(self._url), self._client.pipeline(transaction=True) as pipeline:
+            pipeline.xinfo_stream(self._stream.key)
+            pipeline.xrange(self._stream.key, _entry_id(self._next), "+", count=limit)
+            info, entries = pipeline.execute(raise_on_error=False)
+            if isinstance(entries, Exception):
+                raise entries
+        if isinstance(info, Exception):  # the stream does not exist
+            return {"last-generated-id": b"0-0"}, []
+        if isinstance(info, list):  # the pipeline of a cluster does not parse replies
+            info = {name.decode(): value for name, value in _pairs(info).items()}
+            entries = [(name, _pairs(fields)) for name, fields in entries]
+        return info, entries
+
+    def _require_untrimmed(self, info: Mapping[str, Any]) -> None:
+        """Raise DataError if entries were trimmed before they were read. Redis 6 does not count them.
+
+        The oldest entries are trimmed first. So while an entry that was read is left, no unread one was trimmed. If
+        none is left, all entries of the stream are unread, and `passed` must be the number of those that are gone.
+        """
+        if "entries-added" not in info:
+            return
+        first, unread = info["first-entry"], None
+        if _offset(info["last-generated-id"]) < self._next:
+            unread = 0
+        elif not first or _offset(first[0]) >= self._next:
+            unread = info["length"]
+        if _offset(info["max-deleted-entry-id"]) >= max(1, self._next):
+            self.passed = None  # XDEL has removed single entries, which is not an error
+        if unread is None:
+            return
+        passed = info["entries-added"] - unread
+        self.passed = passed if self.passed is None else self.passed
+        if passed < self.passed:
+            raise self._lost()
+        if passed > self.passed:
             raise DataError(
-                self._where, "its last entry is older than the last entry that was read: it was created again",
-                remedy="give the new stream another key, or run `isthmus stream --skip-expired`",
+                self._where, f"{passed - self.passed:,} entries after {_entry_id(self._next - 1)} were trimmed unread",
+                remedy="raise MAXLEN; " + _SKIP,
             )  # fmt: skip
-        self._next, self._at_end = offsets.get("0", 0), False
+
+    def _lost(self) -> DataError:
+        problem = "Redis lost entries that were read: the stream was created again, or Redis has older data"
+        return DataError(self._where, problem, remedy="give a new stream another key; " + _SKIP)
 
     def poll(self, limit: int, seconds: float) -> list[StreamEvent]:
-        with translate_errors(self._url):
-            reply: Any = self._client.xread(
-                {self._stream.key: _entry_id(self._next - 1)}, count=limit, block=max(1, int(seconds * 1000))
-            )
-        entries = reply[0][1] if reply else []
+        info, entries = self._look(limit)
+        if not entries:
+            with translate_errors(self._url):
+                last = _entry_id(self._next - 1)
+                self._client.xread({self._stream.key: last}, count=1, block=max(1, int(seconds * 1000)))
+            info, entries = self._look(limit)
+        self._require_untrimmed(info)
         self._at_end = len(entries) < limit
         events = [StreamEvent("0", _offset(name), fields.get(self._stream.member.encode())) for name, fields in entries]
         if events:
             self._next = events[-1].offset + 1
+            self.passed = None if self.passed is None else self.passed + len(events)
         return events
 
     def ended(self) -> set[str]:
@@ -248,6 +297,10 @@ class RedisReader:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _pairs(reply: Sequence[Any]) -> dict[Any, Any]:
+    return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 def _entry_id(offset: int) -> str:
@@ -264,6 +317,8 @@ def _offset(name: bytes) -> int:
 
 class FileReader:
     """Reads the lines of files in the order of their names. A file is a partition, and a line number an offset."""
+
+    passed: int | None = None
 
     def __init__(self, where: str, folder: Path) -> None:
         if not folder.is_dir():

@@ -21,12 +21,14 @@ class EventBatch:
         count: number of events, with the unreadable ones.
         partitions: names of all partitions of the stream.
         ended: partitions without further events at that moment.
+        passed: entries that have passed, as the reader counts them.
     """
 
     count: int
     decoded: Decoded
     partitions: list[str]
     ended: set[str] = field(default_factory=set)
+    passed: int | None = None
 
     @property
     def drained(self) -> bool:
@@ -45,7 +47,8 @@ class ReadAhead:
 
     def _read(self) -> EventBatch:
         events = self._reader.poll(self._limit, self._seconds)
-        return EventBatch(len(events), self._decode(events), self._reader.partitions(), self._reader.ended())
+        decoded, reader = self._decode(events), self._reader
+        return EventBatch(len(events), decoded, reader.partitions(), reader.ended(), reader.passed)
 
     def batch(self) -> EventBatch:
         """Return the next events, up to the limit, that arrive within some seconds, and begin to read those after them.

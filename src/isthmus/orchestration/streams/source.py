@@ -94,6 +94,7 @@ class SourceUpdater:
         assert self.source.stream is not None  # noqa: S101 - only such sources
         self._require_types()
         read = self._log.follow(self.source.stream.name)
+        self.reader.passed = read.passed
         self.reader.seek(read.of_stream(read.offsets), skip_expired=skip_expired)
         for view in views:
             each = ViewUpdater(
@@ -227,7 +228,7 @@ class SourceUpdater:
             self._last_event |= dict.fromkeys({event.partition for event in places}, now)
             self._last_event |= dict.fromkeys({each.event.partition for each in unreadable}, now)
             with _storing():
-                self._log.append(rows, places, unreadable, self._project.now(), self._watermark)
+                self._log.append(rows, places, unreadable, self._project.now(), self._watermark, batch.passed)
             self._unreadable += len(unreadable)
             self._events += batch.count
             self._rate = [*self._rate[-200:], (now, batch.count)]

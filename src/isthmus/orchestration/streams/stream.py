@@ -210,11 +210,12 @@ class _Run:
 
 @contextmanager
 def _only_reader(project: Project, source: str) -> Iterator[None]:
-    try:
-        with project.locked(f"stream-{source}", wait=False):
-            yield
-    except BlockingIOError:
-        raise RequestError(
-            f"source {source}", "another `isthmus stream` reads it",
-            remedy="stop it first; one process reads all views of a source",
-        ) from None  # fmt: skip
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(project.locked(f"stream-{source}", wait=False))
+        except BlockingIOError:
+            raise RequestError(
+                f"source {source}", "another `isthmus stream` reads it",
+                remedy="stop it first; one process reads all views of a source",
+            ) from None  # fmt: skip
+        yield
