@@ -18,6 +18,7 @@ from isthmus import (
     Bag,
     Causal,
     Classes,
+    Count,
     Distillation,
     Embedding,
     Encoder,
@@ -34,6 +35,9 @@ from isthmus import (
     Json,
     Kafka,
     Lora,
+    Max,
+    Mean,
+    Min,
     MobileNet,
     Monitor,
     Onnx,
@@ -51,11 +55,13 @@ from isthmus import (
     Source,
     Spine,
     String,
+    Sum,
     Tabular,
     TeacherFunction,
     TeacherOutputs,
     Text,
     UNet,
+    aggregate,
     request_transform,
     spine,
     transform,
@@ -95,7 +101,7 @@ PARTS: dict[Any, dict[str, Any]] = {
     Protobuf: {"descriptors": "payments.pb", "message": "Payment", "framed": False, "times": "iso", "registry": ""},
     FeatureView: {"name": "orders", "entities": [CUSTOMER], "schema": [Field("total", Int64)], "sources": [PAYMENTS],
                   "ttl": None, "delay": timedelta(0), "function": orders, "description": "", "expectations": [],
-                  "lookback": None, "lateness": timedelta(0), "version": 1, "owner": ""},
+                  "lookback": None, "lateness": timedelta(0), "version": 1, "owner": "", "tiling": None},
     RequestSource: {"name": "basket", "schema": [Field("items", Int64)], "description": "", "expectations": [],
                     "defaults": {"items": 1}},
     RequestTransform: {"name": "twice", "inputs": [BASKET], "schema": [Field("y", Int64)], "function": orders},
@@ -106,6 +112,14 @@ PARTS: dict[Any, dict[str, Any]] = {
     transform: {"entities": [CUSTOMER], "sources": [PAYMENTS], "schema": [Field("total", Int64)], "ttl": None,
                 "delay": timedelta(0), "expectations": [], "lookback": None, "lateness": timedelta(0), "version": 1,
                 "owner": ""},
+    aggregate: {"entities": [CUSTOMER], "sources": [PAYMENTS], "tiles": [Count()], "windows": [timedelta(days=1)],
+                "tick": timedelta(hours=1), "ttl": None, "available": "server", "expectations": [], "lookback": None,
+                "lateness": timedelta(0), "version": 1, "owner": ""},
+    Count: {"column": "total", "name": ""},
+    Sum: {"column": "total", "name": ""},
+    Mean: {"column": "total", "name": ""},
+    Min: {"column": "total", "name": ""},
+    Max: {"column": "total", "name": ""},
     spine: {"entities": [CUSTOMER], "sources": [PAYMENTS], "label": Field("late", Int64), "request": None},
     request_transform: {"inputs": [BASKET], "schema": [Field("y", Int64)]},
     Distillation: {"name": "late", "spine": SPINE, "teacher": SERVICE, "student": SERVICE, "task": Tabular(),
@@ -154,8 +168,8 @@ def _declared(value: Any, kind: Any) -> list[Any]:
     """What a module declares that uses a value."""
     view = FeatureView("orders", [CUSTOMER], [Field("total", Int64, "device")], [PAYMENTS], None, function=orders)
     late = Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE)
-    if kind in (transform, spine, request_transform):
-        return [view, value(orders)] if kind is not transform else [value(orders)]
+    if kind in (transform, aggregate, spine, request_transform):
+        return [view, value(orders)] if kind not in (transform, aggregate) else [value(orders)]
     teachers = (TeacherFunction, Pretrained, Onnx, TeacherOutputs)
     images = (Image, MobileNet, UNet, Picture)
     students = (Bag, Embedding, Encoder, PrunedEncoder)

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable
-from datetime import timedelta
 from types import FunctionType, NoneType
 from typing import Any
 
@@ -26,7 +25,7 @@ from isthmus.features.definition.spec import (
     Spine,
     is_owner,
 )
-from isthmus.features.definition.streams import FileStream, Format, Json, Kafka, Protobuf, RedisStream, Stream
+from isthmus.features.definition.streamchecks import USER, VARIABLE, stream_problems
 from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Array, Bytes, DataType, String, UnixTimestamp
 
@@ -35,12 +34,7 @@ Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform |
 _ANY_TYPE = one_of(map(repr, SCALARS)) + ", or Array of these"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _KINDS = ("path", "delta", "iceberg", "sql")
-_USER = re.compile("[^/]*://[^/]*@")
 _TABLE = re.compile(r"[^.\s]+(\.[^.\s]+){2,}")
-_VARIABLE = re.compile(r"(?!ISTHMUS_)[A-Za-z_][A-Za-z0-9_]*")
-_TIMES = ("iso", "s", "ms", "us")
-_SECRET = (".password", ".key.pem", ".secret")
-"""Endings of the names of librdkafka's properties that hold secrets."""
 
 _TITLES: dict[type, str] = {
     Entity: "entity", Source: "source", FeatureView: "view", RequestSource: "request source",
@@ -164,7 +158,7 @@ class Declarations:
         if len(kinds) != 1:
             actual = f"has {' and '.join(kinds)}" if kinds else "has no path, table or query"
             self._wrong(where, actual, f"one of {', '.join(_KINDS)}")
-        if any(_USER.match(address) for address in (source.path, source.delta)):
+        if any(USER.match(address) for address in (source.path, source.delta)):
             # The message must not repeat the URL, which may hold a password.
             self._wrong(where, "has a user in its URL", "no user: put the credentials into environment variables")
         if source.iceberg and not _TABLE.fullmatch(source.iceberg):
@@ -172,7 +166,7 @@ class Declarations:
         for name in ("connection", "version_sql"):
             if getattr(source, name) and not source.sql:
                 self._wrong(f"{where}, {name}", "is set without a query", f"sql= too, or no {name}=")
-        if source.sql and not _VARIABLE.fullmatch(source.connection):
+        if source.sql and not VARIABLE.fullmatch(source.connection):
             actual = "is not the name of an environment variable" if source.connection else "is missing"
             expected = "the environment variable with the address of the database; its name cannot begin with ISTHMUS_"
             self._wrong(f"{where}, connection", actual, expected)
@@ -188,50 +182,8 @@ class Declarations:
                 self._wrong(f"{where}, types, column {getattr(source, role)}", repr(dtype),
                             f"UnixTimestamp, or a source without {role}=")  # fmt: skip
         if source.stream is not None:
-            self._stream(f"{where}, stream", source, source.stream)
-
-    def _stream(self, where: str, source: Source, stream: Stream) -> None:
-        if source.timestamp is None:
-            self._wrong(where, "the source has no timestamp=", "the column with the time of an event")
-        if source.lateness < timedelta(0):
-            self._wrong(where, f"lateness is {source.lateness}", "zero or more")
-        format_ = stream.format
-        if wrong := type_problems(stream, f"{where}, ") or type_problems(format_, f"{where}, "):
-            self.problems += wrong
-            return
-        if (times := getattr(format_, "times", "iso")) not in _TIMES:
-            self._wrong(f"{where}, times", repr(times), one_of(_TIMES))
-        self._format(f"{where}, {type(format_).__name__}", stream, format_)
-        if isinstance(stream, Kafka) and not all(
-            isinstance(text, str) for pair in stream.properties.items() for text in pair
-        ):
-            self._wrong(
-                f"{where}, properties", "have a name or value that is not a text", 'texts like {"client.id": "isthmus"}'
-            )
-        elif isinstance(stream, Kafka):
-            secret = [name for name, value in stream.properties.items()
-                      if name.endswith(_SECRET) and "${" not in value]  # fmt: skip
-            for name in secret:
-                self._wrong(f"{where}, property {name}", "is written in the definitions",
-                            f'an environment variable, like {{"{name}": "${{KAFKA_SECRET}}"}}')  # fmt: skip
-        if isinstance(stream, RedisStream) and stream.connection and not _VARIABLE.fullmatch(stream.connection):
-            self._wrong(f"{where}, connection", "is not the name of an environment variable",
-                        "the variable with the URL of the Redis server")  # fmt: skip
-
-    def _format(self, where: str, stream: Stream, format_: Format) -> None:
-        name = "descriptors" if isinstance(format_, Protobuf) else "schema"
-        file = getattr(format_, name)
-        if file and format_.registry:
-            self._wrong(where, "has a schema file and a registry", f"{name}= or registry=")
-        elif not file and not format_.registry and not isinstance(format_, Json):
-            self._wrong(where, "has no schema", f"{name}= or registry=")
-        if isinstance(format_, Protobuf) and file and not format_.message:
-            self._wrong(where, "has no message", 'the name of a message, like "flights.Landed"')
-        if format_.registry and isinstance(stream, FileStream):
-            self._wrong(where, "a file has an event per line, without the id of a schema", "no registry=")
-        if (user := _USER.match(format_.registry)) and "${" not in user[0]:
-            self._wrong(f"{where}, registry", "has a user in its URL",
-                        "environment variables, like https://${USER}:${PASSWORD}@host")  # fmt: skip
+            for problem in stream_problems(f"{where}, stream", source, source.stream):
+                self._wrong(problem.where, problem.found, problem.expected)
 
     def _key_types(self) -> None:
         # Entities may share a join key, but a request has a single column for it.
