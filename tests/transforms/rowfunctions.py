@@ -44,7 +44,7 @@ class Function:
         family: the part of the table it stands in.
         written: the expression.
         kinds: the types it is tried on.
-        ulps: how many floating-point numbers there may be between Spark's value and the graph's; 0 is to the bit.
+        ulps: how many floating-point numbers there may be between Spark's value and the graph's; 0 is exact.
     """
 
     name: str
@@ -266,21 +266,22 @@ _HEAD = """\
 These functions of a request transform compile to a graph. The table says how close the graph comes to Apache Spark in
 ANSI mode. `python -m tests.transforms.rowfunctions` writes this page from the list that the tests compare with Spark.
 
-*To the bit* means equal bits, also for -0.0, with null, NaN and errors in the same places. *n ulps* means at most n - 1
+*Exact* means equal bits, also for -0.0, with null, NaN and errors in the same places. *n ulps* means at most n - 1
 floating-point numbers between the two values. Where Spark fails for a row, such as a division by zero, the graph marks
 the row as refused.
 
 The result for a row does not depend on other rows in the batch. *Elsewhere* means the same graph in another runtime,
-such as onnxruntime-web: functions made of single IEEE 754 operations agree to the bit there, while large sines and
-cosines and most powers may differ in their last bits.
+such as onnxruntime-web: functions made of single IEEE 754 operations are exact there, while large sines and cosines and
+most powers may differ in their last bits.
 
-Times are in UTC. Texts can be compared, searched and concatenated; `lower` and `upper` refuse texts that are not ASCII.
-Arrays need a declared size: `Field("embedding", Array(Float32), size=64)`.
+*Integers* are tinyint, smallint, int and bigint; *numbers* are integers, float and double. Times are in UTC. Texts can
+be compared, searched and concatenated; `lower` and `upper` refuse texts that are not ASCII. Arrays need a declared
+size: `Field("embedding", Array(Float32), size=64)`.
 
 | family | functions | on | as Spark | elsewhere |
 |---|---|---|---|---|
 """
-EXACT, FAR, KERNEL = "to the bit", "to the bit below 2**20", "last bits"
+EXACT, FAR, KERNEL = "exact", "exact below 2**20", "last bits"
 _KERNELS = {"Sin": FAR, "Cos": FAR, "Pow": KERNEL}
 """Operators whose results IEEE 754 does not fix, and what they leave of the promise."""
 
@@ -305,6 +306,8 @@ def page() -> str:
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for (family, name), (words, ulps, graphs) in rows.items():
         types = ", ".join(kind for kind in KINDS if kind in words)
+        for term, group in (("numbers", NUMBERS), ("integers", WHOLE)):
+            types = types.replace(", ".join(map(str, group)), term)
         promise = (family, types, f"{ulps} ulps" if ulps else EXACT, elsewhere(*graphs))
         alike.setdefault(promise, []).append(f"`{name}`".replace("|", "\\|"))
     lines = [
