@@ -92,7 +92,11 @@ def aggregate(  # noqa: PLR0913 - the declaration of a view, by name
         name, tiling = _name(function), Tiling(as_tuple(tiles), as_tuple(windows), tick)
         if problems := tiling.problems(f"view {name}, "):
             raise ConfigurationError("definitions.py", problems)
-        known_later = any(source.known not in (None, source.timestamp) for source in sources)
+        known_later = any(
+            source.known not in (None, source.timestamp)
+            for source in (sources if isinstance(sources, Sequence) else ())
+            if isinstance(source, Source)  # `Declarations` refuses anything else
+        )
         reach = max(tiling.windows) + tick if lookback is None and not known_later else lookback
         return FeatureView(
             name, as_tuple(entities), tuple(_features(tiling, available)), as_tuple(sources), ttl, timedelta(0),
