@@ -107,7 +107,7 @@ class Tiling:
     def problems(self, where: str) -> list[Problem]:
         """Return what is wrong with the declaration. `where` is the prefix of the places."""
         problems = type_problems(self, where)
-        problems += [problem for each in self.tiles for problem in type_problems(each, f"{where}{each}, ")]
+        problems = problems or [wrong for each in self.tiles for wrong in type_problems(each, f"{where}{each}, ")]
         if problems:
             return problems
         if not self.tiles:
