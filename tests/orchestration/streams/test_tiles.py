@@ -47,10 +47,15 @@ FUNCTION = 'return stops.withColumn("seconds", F.floor(F.col("delay") * 60))'
          "its column 'seconds' has type double; expected an integer, because sums of other numbers depend on their"),
         ("return stops", "its result has no column 'seconds'"),
         ('return stops.drop("known", "at").withColumn("seconds", F.lit(1))', "its result has no column"),
-        ('return stops.withColumn("seconds", F.count("*").over(Window.partitionBy("bus")))',
-         "an event that its function returns depends on other rows"),
+        (f'{FUNCTION}.withColumn("n", F.count("*").over(Window.partitionBy("bus")))', "the operation 'window'"),
+        (f'{FUNCTION}.dropDuplicates(["bus", "at"])', "the operation 'deduplicate'"),
+        (f'{FUNCTION}.join(stops.groupBy("bus").count(), "bus")', "the operation 'join'"),
+        (f'{FUNCTION}.drop("known")', "its function returns other times than known"),
+        (f'{FUNCTION}.withColumn("known_at", F.col("known") - F.expr("INTERVAL 10 SECONDS")).drop("known")',
+         "its function returns other times than known; expected known as it is in stops"),
+        (f'{FUNCTION}.withColumn("seconds", F.floor(F.rand() * 60))', "computed from its own events, "),
     ],
-    ids=["a fraction", "no column", "no time", "a window"],
+    ids=["a fraction", "no column", "no time", "a window", "distinct", "itself", "its own time", "earlier", "random"],
 )  # fmt: skip
 def test_apply_refuses_what_cannot_be_added_up(tmp_path: Path, function: str, problem: str) -> None:
     buses = Buses(tmp_path / "buses", view=TILED.replace(FUNCTION, function))
@@ -69,6 +74,8 @@ def test_apply_refuses_what_cannot_be_added_up(tmp_path: Path, function: str, pr
         ('Min("seconds")', "Min(3)", "column 3; expected a text"),
         ('Min("seconds")', 'Min("seconds"), Min("seconds")', "field 'seconds_min_10m': appears twice"),
         ("windows=[timedelta(minutes=10), timedelta(hours=2)]", "windows=[]", "view crowding, windows is empty"),
+        ("timedelta(hours=4)", "timedelta(hours=2)", "crowding, lookback: 2:00:00; expected the longest window and"),
+        ('Min("seconds")', 'Count("bus")', "view crowding, tiles: aggregate the join key bus; expected another column"),
         ("lookback=timedelta(hours=4), ", "", "reads the stream of stops without a lookback"),
     ],
 )  # fmt: skip
@@ -78,6 +85,23 @@ def test_a_wrong_declaration_is_explained(tmp_path: Path, before: str, after: st
     with pytest.raises(ConfigurationError) as caught:
         buses.write(FILES, ARCHIVE)
     assert problem in " ".join(str(caught.value).split())
+
+
+def test_texts_are_counted_flags_are_averaged_and_other_sources_joined(tmp_path: Path) -> None:
+    view = TILED.replace(FUNCTION, (
+        'names = stops.sparkSession.createDataFrame([("A", "red"), ("B", None)], "bus string, color string")\n'
+        f'    return {FUNCTION.removeprefix("return ")}.join(F.broadcast(names), "bus", "left").where("riders > 2")'
+        '.withColumn("full", F.col("riders") > 30)'
+    )).replace('Mean("riders")', 'Mean("full"), Count("color")')  # fmt: skip
+    buses = Buses(tmp_path / "buses", view=view)
+    project = buses.write(FILES, ARCHIVE)
+    (buses.root / "data" / "in" / "1.jsonl").write_bytes(b"\n".join(value for _, value in as_json(shuffled(LATER))))
+    with project.redis():
+        stream(project, once=True)
+    rows = buses.rows()
+    assert rows == buses.oracle(EVENTS)
+    assert {row["color_count_2h"] > 0 for row in rows} == {True, False}
+    assert any(0 < row["full_mean_2h"] < 1 for row in rows)
 
 
 def test_windows_and_tick_are_part_of_the_definition(tmp_path: Path) -> None:

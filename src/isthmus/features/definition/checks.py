@@ -26,6 +26,7 @@ from isthmus.features.definition.spec import (
     is_owner,
 )
 from isthmus.features.definition.streamchecks import USER, VARIABLE, stream_problems
+from isthmus.features.definition.tiles import Tiling
 from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Array, Bytes, DataType, String, UnixTimestamp
 
@@ -123,7 +124,7 @@ class Declarations:
             if view.lookback is not None and view.lookback < MICROSECOND * 0:
                 self._wrong(f"view {view.name}, lookback", str(view.lookback), "zero or a positive time, or None")
             if view.tiling is not None:
-                self.problems += view.tiling.problems(f"view {view.name}, ")
+                self._tiling(f"view {view.name}", view, view.tiling)
             if view.lateness < MICROSECOND * 0:
                 self._wrong(f"view {view.name}, lateness", str(view.lateness), "zero or a positive time")
             if view.version < 1:
@@ -151,6 +152,16 @@ class Declarations:
                             "a label that is not part of the request")  # fmt: skip
         for service in self.services.values():
             self._service(service)
+
+    def _tiling(self, where: str, view: FeatureView, tiling: Tiling) -> None:
+        self.problems += (problems := tiling.problems(f"{where}, "))
+        if problems:
+            return
+        for column in {*tiling.columns} & {key.name for key in join_keys(view.entities)}:
+            self._wrong(f"{where}, tiles", f"aggregate the join key {column}", "another column")
+        shortest = max(tiling.windows) + tiling.tick
+        if view.lookback is not None and view.lookback < shortest:
+            self._wrong(f"{where}, lookback", str(view.lookback), f"the longest window and a tick, {shortest}, or more")
 
     def _place(self, source: Source) -> None:
         where = f"source {source.name}"

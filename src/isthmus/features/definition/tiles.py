@@ -30,7 +30,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of an integer column, without nulls; null if the window has no value."""
+    """The sum of an integer or boolean column, without nulls; null if the window has no value."""
 
     column: str
     name: str = ""
@@ -41,7 +41,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of an integer column, without nulls, as a Float64; null if the window has no value."""
+    """The mean of an integer or boolean column, without nulls, as a Float64; null if the window has no value."""
 
     column: str
     name: str = ""
@@ -91,6 +91,11 @@ class Tiling:
     def columns(self) -> list[str]:
         """Columns of events that are aggregated."""
         return list(dict.fromkeys(each.column for each in self.tiles if each.column))
+
+    @property
+    def summed(self) -> set[str]:
+        """Columns whose values matter. Of others, only those that are not null are counted."""
+        return {each.column for each in self.tiles if not isinstance(each, Count)}
 
     def features(self) -> Iterator[tuple[str, Aggregation, timedelta]]:
         """Yield the name of each feature, with its aggregation and window."""

@@ -18,7 +18,7 @@ from isthmus.features.types import Int64
 from isthmus.features.values.arrow import ARROW, null_elements, wrong_size_rows
 from isthmus.transforms.sources import failing_line, first_line
 from isthmus.transforms.tables.missing import explain_missing
-from isthmus.transforms.views.tiles import INTEGERS, aggregated
+from isthmus.transforms.views.tiles import EXACT, aggregated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -223,21 +223,24 @@ def _events_to_aggregate(
     place: str, frame: "DataFrame", keys: Sequence[Column], view: FeatureView, frames: Frames
 ) -> "DataFrame":
     """Select the columns that the tiles need from the result of the view's function, and check their types."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
+
     assert view.tiling is not None  # noqa: S101 - only such views
     known = "known_at" if "known_at" in frame.columns else "event_timestamp"
-    types = dict(frame.dtypes)
-    numbers = [Column(name, Int64) for name in view.tiling.columns]
+    types, numbers = dict(frame.dtypes), [Column(name, Int64) for name in view.tiling.columns]
     problems = [
-        Problem(place, f"its column {column.name!r} has type {types[column.name]}",
+        Problem(place, f"its column {name!r} has type {types[name]}",
                 "an integer, because sums of other numbers depend on their order",
                 "cast it to a whole number of a smaller unit, such as cents or milliseconds")
-        for column in numbers if types.get(column.name, "bigint") not in INTEGERS
+        for name in view.tiling.summed if types.get(name, "bigint") not in EXACT
     ]  # fmt: skip
     if problems:
         raise ConfigurationError("definitions.py", problems)
     # Columns that are missing get the message for a missing feature.
     present = [column.name for column in numbers if column.name in types]
-    frame = frame.withColumns({name: frame[name].cast("bigint") for name in present}) if present else frame
+    added_up = view.tiling.summed
+    values = {name: frame[name] if name in added_up else F.when(frame[name].isNotNull(), True) for name in present}
+    frame = frame.withColumns({name: value.cast("bigint") for name, value in values.items()}) if values else frame
     frame = frame if known == "event_timestamp" else frame.drop("event_timestamp").withColumnRenamed(known, _TIMES[0])
     _check_schema(place, frame, [*keys, *numbers], view, frames)
     return frame.select(*(column.name for column in (*keys, *numbers)), frame[_TIMES[0]].alias("known_at"))

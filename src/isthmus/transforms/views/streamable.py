@@ -20,6 +20,7 @@ from isthmus.features.values.arrow import micros
 from isthmus.transforms.views.compute import Frames, stream_view, tile_events, with_known_at
 from isthmus.transforms.views.difference import difference, sort_rows
 from isthmus.transforms.views.events import columns_of, events_frame, events_of, latest
+from isthmus.transforms.views.tiles import marked, uses_other_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +65,16 @@ def stream_problems(
                       "add the key to the events, or leave stream= out")  # fmt: skip
         return
     event_decoder(source, columns_of(frames[source.name]), root)
+    if view.tiling is not None:
+        assert view.function is not None  # noqa: S101 - a contract without functions does not compile
+        arguments = {each.name: frames[each.name] for each in view.sources}
+        result = view.function(**{**arguments, source.name: marked(frames[source.name])})
+        if operation := uses_other_rows(result):
+            yield Problem(
+                where, f"its function combines rows of {source.name} (the operation {operation!r})",
+                "an event from each row on its own", "aggregate with tiles=, not in the function",
+            )  # fmt: skip
+            return
     with TemporaryDirectory(prefix="isthmus-") as folder:
         yield from _drawn_problems(spark, view, contract, source, frames, Path(folder))
 
@@ -111,6 +122,12 @@ def _drawn_problems(
         return
     cut = int(np.median(micros(events[known])))
     if view.tiling is not None:
+        with events_frame(spark, events, folder) as frame:
+            times = tile_events(view, contract, {**frames, source.name: frame})["known_at"]
+        if not pc.all(pc.is_in(times, value_set=events[known].cast(times.type).unique())).as_py():
+            yield Problem(where, f"its function returns other times than {known}", f"{known} as it is in {source.name}",
+                          "return that column, and no known_at of your own")  # fmt: skip
+            return
         tiles = rows_from_tiles(view, contract, source, frames, events, folder)
         tiles = tiles.filter(has_key(tiles, chosen))
         if found := difference(contract, sort_rows(contract, [of_keys]), sort_rows(contract, [tiles])):

@@ -1,7 +1,7 @@
 """Rows of a view with aggregations, computed by the engine from the events that its function returns."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.definition.tiles import Aggregation, Count, Max, Mean, Min, Sum, Tiling
@@ -9,8 +9,60 @@ from isthmus.features.definition.tiles import Aggregation, Count, Max, Mean, Min
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-INTEGERS = ("tinyint", "smallint", "int", "bigint")
+EXACT = ("boolean", "tinyint", "smallint", "int", "bigint")
 """Spark types that can be aggregated: their sums do not depend on the order."""
+
+_MARK = "isthmus_events"
+_BY_ROW = {
+    "project", "filter", "with_columns", "with_columns_renamed", "drop", "drop_na", "fill_na", "replace", "to_df",
+    "to_schema", "subquery_alias", "hint", "sort", "repartition", "join",
+}  # fmt: skip
+"""Spark Connect's names of operations whose result has each row, or none or several for it, whatever the others are."""
+
+
+def marked(events: "DataFrame") -> "DataFrame":
+    """Mark events, so that `uses_other_rows` finds them in the plan of a function's result."""
+    return events.alias(_MARK)
+
+
+def uses_other_rows(result: "DataFrame") -> str:
+    """Return the name of an operation in a plan that combines several of the marked events, or "" if none does."""
+    plan: Any = result
+    return _combining(plan._plan.to_proto(plan._session.client).root)
+
+
+def _combining(relation: Any) -> str:
+    kind = relation.WhichOneof("rel_type")
+    content = getattr(relation, kind)
+    if kind == "subquery_alias" and content.alias == _MARK:
+        return ""
+    inner = [part for part in _parts(content, "Relation") if _has_mark(part)]
+    if not inner:
+        return ""
+    if kind not in _BY_ROW or len(inner) > 1:
+        return str(kind)
+    if any(True for _ in _parts(content, "Window")):
+        return "window"
+    return _combining(inner[0])
+
+
+def _has_mark(relation: Any) -> bool:
+    content = getattr(relation, relation.WhichOneof("rel_type"))
+    return getattr(content, "alias", "") == _MARK or any(_has_mark(part) for part in _parts(content, "Relation"))
+
+
+def _parts(message: Any, kind: str) -> Iterator[Any]:
+    """Yield the messages of a kind in a message, but none in other relations."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in value if field.is_repeated else [value]:
+            if not hasattr(part, "ListFields"):
+                continue  # a map
+            if field.message_type.name == kind:
+                yield part
+            elif field.message_type.name != "Relation":
+                yield from _parts(part, kind)
 
 
 def aggregated(events: "DataFrame", keys: Sequence[str], tiling: Tiling) -> "DataFrame":
