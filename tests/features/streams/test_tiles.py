@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from isthmus import Count, Max, Mean, Min, Sum
 from isthmus.features.definition.tiles import Tiling, window_name
+from isthmus.features.errors import DataError
 from isthmus.features.streams.tiles import TileState
 from isthmus.features.types import Int64, String
 from tests.features.support import make_view
@@ -119,3 +120,14 @@ def test_events_of_the_first_and_the_last_year(known: int) -> None:
     rows = tiles.rows(keys_of([Event("a", 0, 0, 0), Event("b", 0, 0, 0)]), -62_135_596_800 * 1_000_000)
     assert dict(zip(rows["bus"].to_pylist(), rows["n_sum_28d"].to_pylist(), strict=True)) == {"a": 3, "b": 11}
     assert np.asarray(rows["event_timestamp"].cast(pa.int64())).tolist() == [known * 1_000_000, START * 1_000_000]
+
+
+def test_sums_that_exceed_64_bits_are_refused() -> None:
+    tiling = Tiling(
+        [Sum("n"), Mean("n"), Max("n")], [timedelta(seconds=TICK), timedelta(days=1)], timedelta(seconds=TICK)
+    )
+    tiles, huge = TileState(VIEW, tiling), 1 << 62
+    tiles.add(table([Event("a", 0, START, huge), Event("b", 0, START, -huge), Event("b", 0, START + 9 * TICK, huge)]))
+    assert tiles.rows(keys_of([Event("a", 0, 0, 0)]), 0)["n_sum_1d"].to_pylist() == [huge]
+    with pytest.raises(DataError, match="aggregation of n: a sum exceeds 64 bits"):
+        tiles.rows(keys_of([Event("b", 0, 0, 0)]), 0)

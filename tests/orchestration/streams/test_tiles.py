@@ -50,12 +50,14 @@ FUNCTION = 'return stops.withColumn("seconds", F.floor(F.col("delay") * 60))'
         (f'{FUNCTION}.withColumn("n", F.count("*").over(Window.partitionBy("bus")))', "the operation 'window'"),
         (f'{FUNCTION}.dropDuplicates(["bus", "at"])', "the operation 'deduplicate'"),
         (f'{FUNCTION}.join(stops.groupBy("bus").count(), "bus")', "the operation 'join'"),
-        (f'{FUNCTION}.drop("known")', "its function returns other times than known"),
+        (f'{FUNCTION}.drop("known")', "its result has no column 'known', when an event became known; expected known"),
+        (f'{FUNCTION}.withColumn("riders", F.lit(1 << 62))', "the sum of riders exceeds 64 bits"),
         (f'{FUNCTION}.withColumn("known_at", F.col("known") - F.expr("INTERVAL 10 SECONDS")).drop("known")',
          "its function returns other times than known; expected known as it is in stops"),
         (f'{FUNCTION}.withColumn("seconds", F.floor(F.rand() * 60))', "computed from its own events, "),
     ],
-    ids=["a fraction", "no column", "no time", "a window", "distinct", "itself", "its own time", "earlier", "random"],
+    ids=["a fraction", "no column", "no time", "a window", "distinct", "itself", "no known time", "overflow", "earlier",
+         "random"],
 )  # fmt: skip
 def test_apply_refuses_what_cannot_be_added_up(tmp_path: Path, function: str, problem: str) -> None:
     buses = Buses(tmp_path / "buses", view=TILED.replace(FUNCTION, function))

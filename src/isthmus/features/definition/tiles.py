@@ -10,6 +10,9 @@ from isthmus.features.definition.failure import type_problems
 from isthmus.features.errors import Problem
 from isthmus.features.types import DataType, Float64, Int64
 
+LARGEST_SUM = 9.2e18
+"""Greatest sum of the absolute values of a window. Sums of integers beyond 64 bits would be wrong, without an error."""
+
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 

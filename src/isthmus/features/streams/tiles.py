@@ -5,11 +5,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import FIRST, LAST
-from isthmus.features.definition.tiles import Aggregation, Count, Max, Mean, Min, Sum, Tiling
+from isthmus.features.definition.tiles import LARGEST_SUM, Aggregation, Count, Max, Mean, Min, Sum, Tiling
 from isthmus.features.errors import DataError
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints
@@ -18,7 +19,7 @@ Part: TypeAlias = tuple[str, str]
 """A column and the function of Arrow that aggregates it in a tile."""
 
 _EVENTS: Part = ("", "count_all")
-_NEUTRAL = {"min": np.iinfo(np.int64).max, "max": np.iinfo(np.int64).min, "sum": 0, "count": 0, "count_all": 0}
+_NEUTRAL = {"min": (1 << 63) - 1, "max": -(1 << 63), "sum": 0, "count": 0, "count_all": 0}
 _COMBINE: dict[str, Callable[[Ints, Ints], Ints]] = {"min": np.minimum, "max": np.maximum}
 
 
@@ -28,7 +29,6 @@ class TileState:
     def __init__(self, view: ViewContract, tiling: Tiling) -> None:
         self._view, self._keys = view.name, [key.name for key in view.keys]
         self._features = list(tiling.features())
-        self._columns = tiling.columns
         self._tick = tiling.tick // MICROSECOND
         self._reach = max(window // MICROSECOND for _, _, window in self._features) // self._tick
         # A tile's place is its key's number, then its tick. So the places in order are the keys one after the other,
@@ -37,11 +37,14 @@ class TileState:
         self._bits = (LAST // self._tick + 1 - self._origin).bit_length()
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._places: Ints = np.empty(0, np.int64)
-        self._parts: dict[Part, Ints] = {part: np.empty(0, np.int64) for part in self._needed()}
+        self._parts: dict[Part, Ints] = {
+            part: np.empty(0, np.float64 if part[1] == "size" else np.int64) for part in self._needed()
+        }
 
     def _needed(self) -> set[Part]:
         parts = {(each.column, "count") if each.column else _EVENTS for _, each, _ in self._features}
-        parts |= {(each.column, "sum") for _, each, _ in self._features if isinstance(each, Sum | Mean)}
+        sums = {each.column for _, each, _ in self._features if isinstance(each, Sum | Mean)}
+        parts |= {(column, part) for column in sums for part in ("sum", "size")}
         parts |= {(each.column, each.suffix) for _, each, _ in self._features if isinstance(each, Min | Max)}
         return parts
 
@@ -49,28 +52,27 @@ class TileState:
         """Add events that were not added before: join keys, aggregated columns, and `known_at`."""
         if not len(events):
             return
-        columns = {f"c{n}": events[name].cast(pa.int64()) for n, name in enumerate(self._columns)}
-        ticks = pa.array(-(-micros(events["known_at"]) // self._tick))
         groups = [f"k{n}" for n in range(len(self._keys))]
-        table = pa.table([*(events[name] for name in self._keys), ticks, *columns.values()], [*groups, "t", *columns])
-        named = dict(zip(self._columns, columns, strict=True))
-        parts = list(self._parts)
-        tiles = table.group_by([*groups, "t"], use_threads=False).aggregate(
-            [([], function) if not column else (named[column], function) for column, function in parts]
-        )
+        columns = dict(zip(groups, (events[name] for name in self._keys), strict=True))
+        columns["tick"] = pa.array(-(-micros(events["known_at"]) // self._tick))
+        results: dict[Part, tuple[Any, str]] = {_EVENTS: ([], "count_all")} if _EVENTS in self._parts else {}
+        for n, (column, part) in enumerate(self._parts.keys() - results.keys()):
+            values = events[column].cast(pa.int64())
+            columns[f"p{n}"] = pc.abs(values.cast(pa.float64(), safe=False)) if part == "size" else values
+            results[column, part] = f"p{n}", "sum" if part == "size" else part
+        tiles = pa.table(columns).group_by([*groups, "tick"], use_threads=False).aggregate(list(results.values()))
         numbers = self._numbers
         keys = zip(*(tiles[name].to_pylist() for name in groups), strict=True)
         coded = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
         if len(numbers) >> (63 - self._bits):
             raise DataError(f"view {self._view}", f"has {len(numbers):,} keys at once, too many for its tick",
                             remedy="declare a longer tick=, or shorter windows")  # fmt: skip
-        places = self._place(coded, tiles["t"].to_numpy())
+        places = self._place(coded, tiles["tick"].to_numpy())
         order = np.argsort(places)
         found = {
-            (column, function): tiles[f"{named[column]}_{function}" if column else function]
-            .fill_null(int(_NEUTRAL[function])).to_numpy()[order]
-            for column, function in parts
-        }  # fmt: skip
+            part: tiles[f"{name}_{function}" if name else function].fill_null(_NEUTRAL[function]).to_numpy()[order]
+            for part, (name, function) in results.items()
+        }
         self._merge(places[order], found)
 
     def _merge(self, places: Ints, parts: dict[Part, Ints]) -> None:
@@ -140,16 +142,22 @@ class _Windows:
             return pa.array(count)
         empty = count == 0
         if isinstance(each, Sum):
-            return pa.array(self._sum((each.column, "sum"), first, end), mask=empty)
+            return pa.array(self._total(each.column, first, end), mask=empty)
         if isinstance(each, Mean):
             # Doubles of both first, as the engine divides.
-            total = self._sum((each.column, "sum"), first, end).astype(np.float64)
+            total = self._total(each.column, first, end).astype(np.float64)
             return pa.array(np.divide(total, count, out=np.zeros(len(count)), where=~empty), mask=empty)
         return pa.array(self._extreme((each.column, each.suffix), first, end), mask=empty)
 
     def _sum(self, part: Part, first: Ints, end: Ints) -> Ints:
         sums = np.append(0, np.cumsum(self._parts[part]))
         return np.asarray(sums[end] - sums[first])
+
+    def _total(self, column: str, first: Ints, end: Ints) -> Ints:
+        if np.any(self._sum((column, "size"), first, end) >= LARGEST_SUM):
+            raise DataError(f"aggregation of {column}", "a sum exceeds 64 bits",
+                            remedy="sum numbers of a larger unit, or over a shorter window")  # fmt: skip
+        return self._sum((column, "sum"), first, end)
 
     def _extreme(self, part: Part, first: Ints, end: Ints) -> Ints:
         """Return the minimum or maximum of each range, from those of two overlapping ranges of 2**n values."""

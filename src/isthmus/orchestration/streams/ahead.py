@@ -1,5 +1,6 @@
 """Read and decode the next events while earlier ones are processed."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ class EventBatch:
         partitions: names of all partitions of the stream.
         ended: partitions without further events at that moment.
         passed: entries that have passed, as the reader counts them.
+        at: time of reading, of `time.monotonic`.
     """
 
     count: int
@@ -29,6 +31,7 @@ class EventBatch:
     partitions: list[str]
     ended: set[str] = field(default_factory=set)
     passed: int | None = None
+    at: float = field(default_factory=time.monotonic)
 
     @property
     def drained(self) -> bool:

@@ -220,7 +220,7 @@ class SourceUpdater:
         """Append a micro-batch to the table of events, and update the views. Return the number of its events."""
         assert self._ahead is not None  # noqa: S101 - after `open`
         self._batch = batch = self._ahead.batch()
-        now = time.monotonic()
+        now = batch.at
         for name in batch.partitions:
             self._last_event.setdefault(name, now)
         if batch.count:
@@ -268,7 +268,7 @@ class SourceUpdater:
     def _watermark(self, known: Mapping[str, int]) -> int:
         times = list(known.values())
         if not isinstance(self.source.stream, FileStream):
-            ended, now = self._batch.ended, time.monotonic()
+            ended, now = self._batch.ended, self._batch.at
             waiting = [name for name in self._batch.partitions
                        if name not in ended or now - self._last_event.get(name, now) < self._idle_seconds]  # fmt: skip
             times = [min(known.get(name, FIRST) for name in waiting)] if waiting else times

@@ -226,14 +226,18 @@ def _events_to_aggregate(
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
     assert view.tiling is not None  # noqa: S101 - only such views
-    known = "known_at" if "known_at" in frame.columns else "event_timestamp"
     types, numbers = dict(frame.dtypes), [Column(name, Int64) for name in view.tiling.columns]
+    known_names = [source.known for source in view.sources if source.known not in (None, source.timestamp)]
+    known = "known_at" if known_names or "known_at" in types else "event_timestamp"
     problems = [
         Problem(place, f"its column {name!r} has type {types[name]}",
                 "an integer, because sums of other numbers depend on their order",
                 "cast it to a whole number of a smaller unit, such as cents or milliseconds")
         for name in view.tiling.summed if types.get(name, "bigint") not in EXACT
     ]  # fmt: skip
+    if known_names and known not in types:
+        problems.append(Problem(place, f"its result has no column {known_names[0]!r}, when an event became known",
+                                f"{known_names[0]} or known_at", "return it"))  # fmt: skip
     if problems:
         raise ConfigurationError("definitions.py", problems)
     # Columns that are missing get the message for a missing feature.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.definition.tiles import Aggregation, Count, Max, Mean, Min, Sum, Tiling
+from isthmus.features.definition.tiles import LARGEST_SUM, Aggregation, Count, Max, Mean, Min, Sum, Tiling
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -80,13 +80,17 @@ def aggregated(events: "DataFrame", keys: Sequence[str], tiling: Tiling) -> "Dat
     parts = {_part(column, name): function(column)
              for column in tiling.columns for name, function in functions.items()}  # fmt: skip
     parts[_part("", "count")] = F.count(F.lit(1))
+    parts |= {_part(name, "size"): F.sum(F.abs(F.col(name).cast("double"))) for name in tiling.summed}
     ticks = events.groupBy(*keys, tick.alias("event_timestamp")).agg(
         *(value.alias(name) for name, value in parts.items())
     )
 
     def feature(each: Aggregation, seconds: int) -> "Column":
         window = Window.partitionBy(*keys).orderBy(F.unix_seconds("event_timestamp")).rangeBetween(1 - seconds, 0)
-        count, total = (F.sum(_part(each.column, name)).over(window) for name in ("count", "sum"))
+        count, total, size = (F.sum(_part(each.column, name)).over(window) for name in ("count", "sum", "size"))
+        if isinstance(each, Sum | Mean):
+            too_large = F.raise_error(F.lit(f"the sum of {each.column} exceeds 64 bits")).cast("bigint")
+            total = F.when(size >= LARGEST_SUM, too_large).otherwise(total)
         match each:
             case Count():
                 return count
