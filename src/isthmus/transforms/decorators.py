@@ -75,17 +75,17 @@ def aggregate(  # noqa: PLR0913 - the declaration of a view, by name
 ) -> Callable[[Function], FeatureView]:
     """Declare a feature view of counts, sums, means, minima and maxima over sliding windows, named like the function.
 
-    The decorated PySpark function takes one DataFrame per source, and returns the events to aggregate, each from a
-    single row of the source with the stream: the join keys of `entities`, the columns that `tiles` name, and
-    `known_at`, when the event became known. As in `transform`, it may return the source's own time columns. The
-    columns are integers, because sums of other numbers depend on their order: count cents, or milliseconds.
+    The decorated PySpark function takes one DataFrame per source, and returns the events to aggregate: the join keys of
+    `entities`, the columns that `tiles` name, and the source's column for the time at which an event became known. Each
+    result row must come from one row of the source: no grouping, no `distinct`, no window. Columns are integers,
+    because sums of other numbers depend on their order: use cents, or milliseconds. Sums must fit into 64 bits.
 
     The view has a row for each key and multiple of `tick` with an event, and a feature for each of `tiles` and
     `windows`, such as `delay_sum_28d`. An event counts from the first tick at or after its `known_at`. `isthmus stream`
     keeps partial results per tick, so an event costs the same however long the windows are.
 
-    `lookback` is how far around a row's event time the function reads its sources, by default the longest window and a
-    tick. Declare it if events become known later than their own time. The other arguments are those of `transform`.
+    `lookback` is by default the longest window and a tick. If events become known up to a time D after their own time,
+    declare at least D more. The other arguments are those of `transform`.
     """
 
     def declare(function: Function) -> FeatureView:

@@ -1,7 +1,10 @@
 """Views with aggregations, which a stream keeps up to date from tiles."""
 
+from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from isthmus.features.errors import ConfigurationError, IsthmusError
@@ -104,6 +107,25 @@ def test_texts_are_counted_flags_are_averaged_and_other_sources_joined(tmp_path:
     assert rows == buses.oracle(EVENTS)
     assert {row["color_count_2h"] > 0 for row in rows} == {True, False}
     assert any(0 < row["full_mean_2h"] < 1 for row in rows)
+
+
+def test_rows_of_keys_that_the_function_changes_follow_the_stream(tmp_path: Path) -> None:
+    buses = Buses(tmp_path / "buses", view=TILED.replace(FUNCTION, f'{FUNCTION}.withColumn("bus", F.upper("bus"))'))
+    project = buses.write(FILES, ARCHIVE)
+    later = LATER.set_column(0, "bus", pc.utf8_lower(LATER["bus"]))
+    for number, part in enumerate((later.slice(0, 100), later.slice(100))):
+        file = buses.root / "data" / "in" / f"{number}.jsonl"
+        file.write_bytes(b"\n".join(value for _, value in as_json(shuffled(part))))
+        with project.redis():
+            stream(project, once=True)
+    assert buses.rows() == buses.oracle(pa.concat_tables([ARCHIVE, later]))
+
+
+def test_a_lookback_includes_the_time_until_events_are_known(tmp_path: Path) -> None:
+    view = TILED.replace("timedelta(hours=4)", "timedelta(hours=2, minutes=5)")
+    slow = EVENTS.set_column(2, "known", pc.add(EVENTS["known"], pa.scalar(timedelta(hours=1))))
+    with pytest.raises(ConfigurationError, match=r"known up to 1:0.* after their time, and a window is 2:00:00"):
+        Buses(tmp_path / "buses", view=view).write(FILES, slow)
 
 
 def test_windows_and_tick_are_part_of_the_definition(tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ class Tiling:
             problems.append(Problem(f"{where}tiles", "is empty", "at least one of Count, Sum, Mean, Min and Max"))
         if not self.windows:
             problems.append(Problem(f"{where}windows", "is empty", "at least one, such as timedelta(days=7)"))
+        if len(set(self.windows)) < len(self.windows):
+            problems.append(Problem(f"{where}windows", "has a window twice", "each window once"))
         second = timedelta(seconds=1)
         if self.tick < second or self.tick % second:
             problems.append(Problem(f"{where}tick", str(self.tick), "a whole number of seconds"))

@@ -12,7 +12,7 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.tiles import LARGEST_SUM, Aggregation, Count, Max, Mean, Min, Sum, Tiling
 from isthmus.features.errors import DataError
-from isthmus.features.values.arrow import micros
+from isthmus.features.values.arrow import ARROW, micros
 from isthmus.features.values.columns import Ints
 
 Part: TypeAlias = tuple[str, str]
@@ -27,7 +27,7 @@ class TileState:
     """The tiles of a view's events, in memory. Call `add` for new events, then `rows` for the rows that they change."""
 
     def __init__(self, view: ViewContract, tiling: Tiling) -> None:
-        self._view, self._keys = view.name, [key.name for key in view.keys]
+        self._view, self._keys = view.name, {key.name: ARROW[key.dtype.name] for key in view.keys}
         self._features = list(tiling.features())
         self._tick = tiling.tick // MICROSECOND
         self._reach = max(window // MICROSECOND for _, _, window in self._features) // self._tick
@@ -85,13 +85,13 @@ class TileState:
             self._parts[part] = np.insert(own, at[~known], values[~known])
         self._places = np.insert(self._places, at[~known], places[~known])
 
-    def rows(self, keys: pa.Table, first: int) -> pa.Table:
-        """Return the rows of some keys from an event time on, in microseconds since 1970 UTC.
+    def rows(self, keys: pa.Table | None, first: int) -> pa.Table:
+        """Return the rows of some keys, or of all (None), from an event time on, in microseconds since 1970 UTC.
 
         Each tile is a row. The columns are the join keys, the features, and `event_timestamp`. The tiles of the longest
         window before `first` must have been added.
         """
-        chosen = list(zip(*(keys[name].to_pylist() for name in self._keys), strict=True))
+        chosen = self._numbers if keys is None else zip(*(keys[name].to_pylist() for name in self._keys), strict=True)
         found = sorted((number, key) for key in chosen if (number := self._numbers.get(key)) is not None)
         coded = np.array([number for number, _ in found], np.int64)
         tick = -(-first // self._tick)
@@ -106,8 +106,8 @@ class TileState:
         columns = {name: windows.of(each, window // MICROSECOND // self._tick)
                    for name, each, window in self._features}  # fmt: skip
         place_of_key = np.repeat(np.arange(len(found)), counts)[wanted]
-        taken = {name: pa.array([key[n] for _, key in found], keys.schema.field(name).type).take(pa.array(place_of_key))
-                 for n, name in enumerate(self._keys)}  # fmt: skip
+        taken = {name: pa.array([key[n] for _, key in found], dtype).take(pa.array(place_of_key))
+                 for n, (name, dtype) in enumerate(self._keys.items())}  # fmt: skip
         times = pa.array(ticks[wanted] * self._tick).cast(pa.timestamp("us", "UTC"))
         return pa.table({**taken, **columns, "event_timestamp": times})
 
@@ -162,14 +162,12 @@ class _Windows:
     def _extreme(self, part: Part, first: Ints, end: Ints) -> Ints:
         """Return the minimum or maximum of each range, from those of two overlapping ranges of 2**n values."""
         combine = _COMBINE[part[1]]
-        if part not in self._tables:
-            level = self._parts[part]
-            self._tables[part] = [level]
-            for step in (1 << n for n in range(len(level).bit_length() - 1)):
-                level = combine(level[:-step], level[step:])
-                self._tables[part].append(level)
-        result = np.empty(len(first), np.int64)
         sizes = np.frexp((end - first).astype(np.float64))[1] - 1
+        levels = self._tables.setdefault(part, [self._parts[part]])
+        while len(levels) <= sizes.max(initial=0):
+            step = 1 << (len(levels) - 1)
+            levels.append(combine(levels[-1][:-step], levels[-1][step:]))
+        result = np.empty(len(first), np.int64)
         for size in np.unique(sizes).tolist():
             own = sizes == size
             result[own] = combine(

@@ -18,7 +18,7 @@ from isthmus.features.values.arrow import micros
 from isthmus.transforms.views.compute import Frames, stream_view, tile_events, with_known_at
 
 EventFrames: TypeAlias = Callable[[pa.Table, pa.Table], AbstractContextManager[Frames]]
-"""Makes the DataFrames of a view's sources from events, each once, without those that are also in a second table."""
+"""Makes the DataFrames of a view's sources from distinct events, without the events of a second table."""
 Load: TypeAlias = Callable[[int, int | None], pa.Table]
 """Returns the events of the stream's source from a time on, and also those known from a second time on."""
 
@@ -42,8 +42,10 @@ class Recomputation:
         first = self._first(lowest)
         self.window = EventWindow(self._load(first, None), self._timestamp, first)
 
-    def add(self, events: pa.Table) -> None:
+    def add(self, events: pa.Table) -> pa.Table:
+        """Add events, and return the keys whose rows they change, each once; without null keys."""
         self.window.add(events)
+        return distinct_keys(events, self._keys)
 
     def forget(self, lowest: int) -> None:
         """Drop events that were only needed for rows before an event time."""
@@ -69,9 +71,9 @@ class Recomputation:
 
 
 class TileComputation(Recomputation):
-    """Computes rows from tiles, the partial results of each key and tick, to which each event is added once.
+    """Computes rows from tiles, the partial results of each key and tick. Each event is added to its tile once.
 
-    The events stay in memory, too, because an event that arrives again must not be added again.
+    The events stay in memory, too, to recognize an event that arrives again.
     """
 
     def restart(self, lowest: int) -> None:
@@ -79,27 +81,31 @@ class TileComputation(Recomputation):
         assert self._view.tiling is not None  # noqa: S101 - only such views
         self._longest = max(self._view.tiling.windows) // MICROSECOND
         self._tiles = TileState(self._contract, self._view.tiling)
-        self._add_tiles(self.window.events, self.window.events.slice(0, 0))
+        self._tiles.add(self._to_aggregate(self.window.events, self.window.events.slice(0, 0)))
 
-    def add(self, events: pa.Table) -> None:
+    def add(self, events: pa.Table) -> pa.Table:
+        made = fresh = self._to_aggregate(events, events.slice(0, 0))
         # If an event is older than the events in memory, `rows` reads them again.
         recent = events.filter(pa.array(micros(events[self._timestamp]) >= self.window.first))
-        self._add_tiles(recent, self.window.at_times_of(recent))
-        super().add(events)
+        earlier = self.window.at_times_of(recent)
+        if len(earlier) or len(recent) < len(events):
+            fresh = self._to_aggregate(recent, earlier)
+        self._tiles.add(fresh)
+        self.window.add(events)
+        return distinct_keys(made, self._keys)
 
-    def _add_tiles(self, events: pa.Table, earlier: pa.Table) -> None:
+    def _to_aggregate(self, events: pa.Table, earlier: pa.Table) -> pa.Table:
         with self._frames(events, earlier) as frames:
-            self._tiles.add(tile_events(self._view, self._contract, frames))
+            return tile_events(self._view, self._contract, frames)
 
     def forget(self, lowest: int) -> None:
         before = self.window.first
         super().forget(lowest)
         if self.window.first > before:
-            # Only tiles of which all events are in memory.
+            # Keep only complete tiles: those whose events are all in memory.
             self._tiles.forget(self.window.first + self._reach - self._longest)
 
     def rows(self, keys: pa.Table | None, lowest: int) -> pa.Table:
         if lowest - self._reach < self.window.first:
             self.restart(lowest)
-        chosen = distinct_keys(self.window.events, self._keys) if keys is None else keys
-        return canonical(self._contract, with_known_at(self._contract, self._tiles.rows(chosen, lowest)))
+        return canonical(self._contract, with_known_at(self._contract, self._tiles.rows(keys, lowest)))

@@ -109,11 +109,9 @@ class ViewUpdater:
         Corrections are in Redis at once, and in the table after `save`. Other rows wait for `emit`. The events must be
         in the table of events already. Ignores events with a null key.
         """
-        self._computation.add(events)
-        keys = distinct_keys(events, self._keys)
+        keys = self._computation.add(events)
         if not len(keys):
             return
-        events = events.filter(has_key(events, keys))
         known = int(micros(events[self._known]).min())
         lowest = self._lowest(known, int(micros(events[self.source.timestamp]).min()))
         rows = self._computation.rows(keys, lowest)

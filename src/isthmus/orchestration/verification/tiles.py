@@ -20,10 +20,10 @@ from isthmus.transforms.views.streamable import rows_from_tiles, streamed
 
 
 def compare_tiles(project: Project, contract: Contract, verdict: Verdict) -> None:
-    """Compare both computations of the views with `tiles` and a stream, and add the comparisons to `verdict`.
+    """Compare tiles with the engine for each view with `tiles` and a stream, and add the comparisons to `verdict`.
 
-    Uses the events of the last day of the source and the stream, and those before it that its windows reach. The names
-    are `VIEW from tiles`. Skips a view without events, or without a lookback, which no stream can follow.
+    Uses the rows of the last day, and the events that they depend on. The names are `VIEW from tiles`. Skips a view
+    without events, or without a lookback, which no stream can follow.
     """
     for view in project.definitions.views.values():
         if view.tiling is None or not streamed(view):

@@ -241,9 +241,8 @@ def _events_to_aggregate(
     if problems:
         raise ConfigurationError("definitions.py", problems)
     # Columns that are missing get the message for a missing feature.
-    present = [column.name for column in numbers if column.name in types]
-    added_up = view.tiling.summed
-    values = {name: frame[name] if name in added_up else F.when(frame[name].isNotNull(), True) for name in present}
+    values = {column.name: F.col(f"`{column.name}`") for column in numbers if column.name in types}
+    values |= {name: F.when(values[name].isNotNull(), True) for name in values.keys() - view.tiling.summed}
     frame = frame.withColumns({name: value.cast("bigint") for name, value in values.items()}) if values else frame
     frame = frame if known == "event_timestamp" else frame.drop("event_timestamp").withColumnRenamed(known, _TIMES[0])
     _check_schema(place, frame, [*keys, *numbers], view, frames)
@@ -261,7 +260,9 @@ def tile_events(view: FeatureView, contract: ViewContract, frames: Frames) -> pa
     nulls = _Nulls(f"view {view.name}", [*(key.name for key in contract.keys), "known_at"])
     tables = [table for table in _batches(place, frame, _remedy(view, frames)) if nulls.count(table)]
     nulls.refuse()
-    return pa.concat_tables(tables) if tables else pa.table({})
+    types = {key.name: ARROW[key.dtype.name] for key in contract.keys} | {"known_at": ARROW["UnixTimestamp"]}
+    schema = pa.schema([(name, types.get(name, pa.int64())) for name in frame.columns])
+    return pa.concat_tables(tables).cast(schema) if tables else schema.empty_table()
 
 
 def _remedy(declaration: FeatureView | Spine, frames: Frames) -> str:

@@ -1,6 +1,7 @@
 """Check which views a stream can keep up to date: a key's rows must depend on its own earlier events alone."""
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -122,6 +123,14 @@ def _drawn_problems(
         return
     cut = int(np.median(micros(events[known])))
     if view.tiling is not None:
+        later = timedelta(microseconds=int((micros(events[known]) - micros(events[timestamp])).max()))
+        longest = max(view.tiling.windows)
+        if longest + later > timedelta(microseconds=contract.lookback or 0):
+            yield Problem(
+                f"{where}, lookback", f"events become known up to {later} after their time, and a window is {longest}",
+                f"{longest + later} or more", "declare a longer lookback=",
+            )  # fmt: skip
+            return
         with events_frame(spark, events, folder) as frame:
             times = tile_events(view, contract, {**frames, source.name: frame})["known_at"]
         if not pc.all(pc.is_in(times, value_set=events[known].cast(times.type).unique())).as_py():

@@ -77,10 +77,10 @@ def aggregated(events: "DataFrame", keys: Sequence[str], tiling: Tiling) -> "Dat
     known = F.unix_micros("known_at")
     tick = F.timestamp_micros(known + F.pmod(-known, F.lit(tiling.tick // MICROSECOND)))
     functions = {"count": F.count, "sum": F.sum, "min": F.min, "max": F.max}
-    parts = {_part(column, name): function(column)
+    parts = {_part(column, name): function(f"`{column}`")
              for column in tiling.columns for name, function in functions.items()}  # fmt: skip
     parts[_part("", "count")] = F.count(F.lit(1))
-    parts |= {_part(name, "size"): F.sum(F.abs(F.col(name).cast("double"))) for name in tiling.summed}
+    parts |= {_part(name, "size"): F.sum(F.abs(F.col(f"`{name}`").cast("double"))) for name in tiling.summed}
     ticks = events.groupBy(*keys, tick.alias("event_timestamp")).agg(
         *(value.alias(name) for name, value in parts.items())
     )
@@ -110,4 +110,4 @@ def aggregated(events: "DataFrame", keys: Sequence[str], tiling: Tiling) -> "Dat
 
 
 def _part(column: str, function: str) -> str:
-    return f"__{column}_{function}"
+    return f"__{column.replace('.', '_')}_{function}"
