@@ -100,11 +100,14 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
         from isthmus.features.offline.scan import rebatch
         from isthmus.features.pointintime.join import BATCH, PASS, Join
         from isthmus.transforms.engine import session
+        from isthmus.transforms.tables.stored import Store
         from isthmus.transforms.views.executorjoin import join_files, read_joined
 
-        files = {name: str(scratch / f"{name}.parquet") for name in VIEWS}
+        files = {name: scratch / name / "rows.parquet" for name in VIEWS}
         for name, path in files.items():
+            path.parent.mkdir(exist_ok=True)
             pq.write_table(_table(folder, name, cutoff), path)
+        store = Store(str(scratch), {})
         spark = stack.enter_context(session(engine))
         spark.range(1).toArrow()
 
@@ -114,12 +117,12 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
             join = Join(spine.schema, [ViewHistory(view, ds.dataset(files[view.name]), 0) for view in views])
             pq.write_table(join.engine_inputs(spine, 0), scratch / "asked.parquet")
             wanted = {view.name: [column.name for column in view.fields] for view in views}
-            tables = [(view, [files[view.name]]) for view in views]
-            join_files(spark, scratch / "asked.parquet", tables, wanted, scratch, status=True, rows=PASS)
+            tables = [(view, [files[view.name].name]) for view in views]
+            join_files(spark, store, "asked.parquet", tables, wanted, status=True, rows=PASS)
             lots = rebatch(spine.to_batches(), BATCH)
             batches = [
                 join.with_engine_output(rows.combine_chunks().to_batches()[0], found)
-                for rows, found in zip(lots, read_joined(scratch, list(VIEWS), len(spine), PASS), strict=True)
+                for rows, found in zip(lots, read_joined(store, list(VIEWS), len(spine), PASS), strict=True)
             ]
             return pa.Table.from_batches(batches)
 

@@ -15,6 +15,7 @@ from isthmus.orchestration.training.data import training_data
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
 from isthmus.transforms import engine
+from isthmus.transforms.tables.stored import Store
 from isthmus.transforms.views import onlinewrite, tablefiles
 from tests.orchestration import shop as shops
 from tests.servers import redis_cluster
@@ -65,8 +66,8 @@ def by_executors(project: Project, spark_url: str, redis_url: str) -> None:
     contract, store = project.applied(), OfflineStore(project.offline)
     view = next(iter(contract.views.values()))
     with engine.session(spark_url) as spark:
-        files = tablefiles.files(store.path(view.table), store.history(view).version)
-        newest = onlinewrite.latest(view, tablefiles.history(spark, view, files), project.now())
+        rows = tablefiles.history(spark, view, Store(store.root, {}), store.history(view).version)
+        newest = onlinewrite.latest(view, rows, project.now())
         again = onlinewrite.total(onlinewrite.write_online(newest, view, contract, redis_url, None))
         assert (again.changed, again.written) == (0, 0)
         with connect(redis_url) as client:

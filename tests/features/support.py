@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from isthmus.features import clock
 from isthmus.features.contract.schema import Column, Contract, ViewContract
-from isthmus.features.offline.history import ViewHistory, status_column
-from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.history import LatestRows, ViewHistory, status_column
 from isthmus.features.pointintime.join import moments
 from isthmus.features.types import SCALARS, TYPES, Array, DataType, Int64
 from isthmus.features.values.arrow import ARROW

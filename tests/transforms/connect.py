@@ -47,7 +47,7 @@ def connect_server(log: Path) -> Iterator[str]:
         )
     try:
         deadline = time.monotonic() + _PATIENCE
-        while not _listens(port):
+        while not listens(port):
             assert process.poll() is None, f"the server ended, see {log}"
             assert time.monotonic() < deadline, f"waited in vain for the server, see {log}"
             time.sleep(0.1)
@@ -58,7 +58,7 @@ def connect_server(log: Path) -> Iterator[str]:
         process.wait()
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:

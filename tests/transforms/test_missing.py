@@ -14,6 +14,7 @@ from isthmus.features.definition.spec import Source
 from isthmus.features.errors import DependencyError
 from isthmus.transforms import engine, sources
 from isthmus.transforms.tables.missing import explain_missing
+from isthmus.transforms.tables.stored import Store
 from isthmus.transforms.views import executorjoin
 from tests.features.support import ALL, make_view
 from tests.transforms.connect import connect_server
@@ -84,9 +85,10 @@ def test_spark_says_so_of_files_that_it_does_not_see(cluster: "SparkSession", tm
         with pytest.raises(DependencyError, match=f"source rows: the engine cannot open {seen}"):
             sources.read(cluster, Source("rows", path=str(seen)), tmp_path, tmp_path / "staging")
         view = make_view(ALL, {"k": ALL["string"]}, None, "v")
+        store = Store(str(seen.parent), {})
         with pytest.raises(DependencyError, match="join by the engine: the engine cannot open /proc/self/fd/"):
             executorjoin.join_files(
-                cluster, seen, [(view, [str(seen)])], {"v": ["int64"]}, tmp_path, status=True, rows=1
+                cluster, store, "rows.parquet", [(view, ["rows.parquet"])], {"v": ["int64"]}, status=True, rows=1
             )
     finally:
         os.close(descriptor)

@@ -22,8 +22,10 @@ from isthmus.package.manifest import open_package, read_contract, read_package
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow.dataset as ds
 
     from isthmus.orchestration.tensors import Tensors
+    from isthmus.transforms.tables.stored import Store
 
 
 # Files of a training set. Readers of Parquet folders skip names that begin with an underscore.
@@ -45,6 +47,7 @@ class TrainingSet:
             the version of its log of pushed rows.
         lag: for a join as served: difference from the ideal join, by view and feature.
         computed: hash and computed fields by request transform.
+        place: folder or URL of the rows' part files; None if the rows are in `path`. `storage_options` belong to it.
     """
 
     id: str
@@ -63,10 +66,12 @@ class TrainingSet:
     served: dict[str, int] | None = None
     lag: dict[str, dict[str, Any]] | None = None
     computed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    place: str | None = None
+    storage_options: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         chosen = described({**self.features, **{name: part["fields"] for name, part in self.computed.items()}})
-        return f"<TrainingSet {self.id}: {self.rows_out:,} rows, {chosen}; in {self.path}>"
+        return f"<TrainingSet {self.id}: {self.rows_out:,} rows, {chosen}; in {self.place or self.path}>"
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path)}
@@ -80,12 +85,24 @@ class TrainingSet:
 
         Raise DataError if the file is missing or damaged.
         """
-        import pyarrow.parquet as pq
-
         try:
-            return pq.read_table(self.path / DATA)
+            return self.dataset().to_table()
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(error) from error
+
+    def dataset(self) -> "ds.Dataset":
+        """Open the rows as a lazy Arrow dataset, in the order of the spine."""
+        import pyarrow.dataset as ds
+
+        from isthmus.transforms.views import executorset
+
+        return ds.dataset(self.path / DATA) if self.store is None else executorset.parts(self.store)
+
+    @property
+    def store(self) -> "Store | None":
+        from isthmus.transforms.tables.stored import Store
+
+        return None if self.place is None else Store(self.place, self.storage_options)
 
     def pandas(self) -> "pd.DataFrame":
         """Read all rows of the training set into a DataFrame, to explore them or to train on them.
@@ -102,13 +119,11 @@ class TrainingSet:
         all numeric ones. Raise RequestError if a column is missing or not numeric, and DataError if the file is missing
         or damaged.
         """
-        import pyarrow.dataset as ds
-
         from isthmus.features.pointintime.join import BATCH
         from isthmus.orchestration.tensors import Tensors
 
         try:
-            data = ds.dataset(self.path / DATA)
+            data = self.dataset()
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(error) from error
         return Tensors(
@@ -116,7 +131,7 @@ class TrainingSet:
         )
 
     def _unreadable(self, error: Exception) -> DataError:
-        return DataError(f"training set {self.id}", f"{self.path / DATA} cannot be read ({error})",
+        return DataError(f"training set {self.id}", f"{self.place or self.path}/{DATA} cannot be read ({error})",
                          remedy=f"remove {self.path} and run `isthmus features training-set`")  # fmt: skip
 
 

@@ -9,11 +9,12 @@ from typing import Any
 from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Source, Spine
 from isthmus.features.errors import RequestError, did_you_mean, one_of
-from isthmus.features.files import scratch_folder
+from isthmus.features.files import is_url, scratch_folder
 from isthmus.features.streams.events import EventLog
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
 from isthmus.transforms.sources import Landed
+from isthmus.transforms.tables.stored import Store
 from isthmus.transforms.tables.table import Within
 from isthmus.transforms.views.compute import Frames
 
@@ -37,7 +38,7 @@ def copy_sources(
     streams. The copies are deleted after the block. `within` limits a source, by its name, to a first and a last time
     in microseconds since 1970 UTC. Sources that it does not name are copied in full.
     """
-    cluster = project.settings.engine.startswith("sc://")
+    cluster = project.cluster
     tables = {
         name: each
         for name, each in _sources(declarations).items()
@@ -65,7 +66,7 @@ def _copy(project: Project, source: Source, within: Within, folder: Path, cluste
 
 def read_sources(project: Project, spark: Any, declared: Iterable[Source], folder: Path) -> dict[str, Any]:
     """Return a DataFrame of each source by name, without the events of streams. Copies are written to `folder`."""
-    cluster = project.settings.engine.startswith("sc://")
+    cluster = project.cluster
     frames = {}
     for source in declared:
         copied = sources.needs_copy(source, cluster=cluster)
@@ -96,9 +97,13 @@ def source_frames(
             landed = stack.enter_context(copy_sources(project, declarations))
         spark = stack.enter_context(engine.session(settings.engine, settings.profiles.training.threads))
         stack.enter_context(project.importing())
-        staging = project.state / "sources"
+        staging, store = project.state / "sources", None
+        if project.cluster:
+            # Executors may not see this machine's disk.
+            whole = Store(project.offline, project.storage_options if is_url(project.offline) else {})
+            store = stack.enter_context(whole.scratch("_sources"))
         yield {
-            name: sources.read(spark, source, project.root, staging, landed.get(name))
+            name: sources.read(spark, source, project.root, staging, landed.get(name), store)
             for name, source in _sources(declarations).items()
         }
 

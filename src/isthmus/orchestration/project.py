@@ -141,6 +141,11 @@ class Project:
         configured = self.settings.packages.signing_key
         return None if configured is None else Signer(self.root / configured, os.environ.get(PASSWORD))
 
+    @property
+    def cluster(self) -> bool:
+        """True if the engine is a Spark Connect server, whose executors may be other machines."""
+        return self.settings.engine.startswith("sc://")
+
     def now(self) -> int:
         return clock.now() if self.fixed_now is None else self.fixed_now
 

@@ -32,6 +32,7 @@ from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.csvfile import CsvFile
 from isthmus.transforms.tables import delta, iceberg, parquet, sql
 from isthmus.transforms.tables.missing import explain_missing
+from isthmus.transforms.tables.stored import Store
 from isthmus.transforms.tables.table import SourceTable, Within
 
 if TYPE_CHECKING:
@@ -98,13 +99,16 @@ def land(source: Source, root: Path, within: Within, folder: Path, options: Opti
         return Landed(file, _hash(table.version))
 
 
-def read(spark: "SparkSession", source: Source, root: Path, staging: Path, landed: Landed | None = None) -> "DataFrame":
+def read(
+    spark: "SparkSession", source: Source, root: Path, staging: Path, landed: Landed | None = None,
+    store: Store | None = None,
+) -> "DataFrame":  # fmt: skip
     """Return a source as a DataFrame of the engine's session `spark`, to pass to the functions of views and spines.
 
     `landed` is the copy that `land` made of a table or query. Without it, the DataFrame of a table or query has the
     right columns but no rows, which suffices to check a function. Relative paths start from `root`. A local file that
     engines cannot read unchanged, such as CSV, is converted to Parquet (or linked under another name) in the folder
-    `staging`, where later calls find it.
+    `staging`, where later calls find it. With `store`, copies go on to its folder, from which executors read them.
 
     Raises ConfigurationError if the file or a declared column is missing, the folder is a Delta table, or a time column
     has no time zone. Raises NoRowsError if a local file or folder has no rows, and DataError if the file cannot be
@@ -122,7 +126,7 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
         place = str(_parquet(source, root, staging))
     try:
         with explain_missing(f"source {source.name}"):
-            frame = parquet.read(spark, place)
+            frame = _frame(spark, place, staging, store)
             types = dict(frame.dtypes)
     except PySparkException as error:
         problem = f"{place} cannot be read by the engine ({first_line(error)})"
@@ -135,10 +139,20 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
     if source.stream is None:
         return frame
     if landed is not None and landed.events is not None:
-        events = parquet.read(spark, str(landed.events))
+        events = _frame(spark, str(landed.events), staging, store)
         frame = frame.unionByName(events.select([name for name in frame.columns if name in events.columns]), True)
     # Producers send events again, and the data may have events of the stream.
     return frame.distinct()
+
+
+def _frame(spark: "SparkSession", place: str, staging: Path, store: Store | None) -> "DataFrame":
+    """Return a DataFrame of Parquet files, from the store if they are a copy in the project's state folder."""
+    from pyarrow.parquet import read_schema
+
+    file = Path(place)
+    if store is None or not file.is_relative_to(staging.parent) or not file.is_file():
+        return parquet.read(spark, place)
+    return store.read(spark, store.copy(file), read_schema(file))
 
 
 def land_events(source: Source, log: EventLog, within: Within, folder: Path) -> Path | None:

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from isthmus.features.clock import Status
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DependencyError
-from isthmus.features.offline.history import ViewHistory, table_schema
-from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.history import LatestRows, ViewHistory, table_schema
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.record import Stamp

@@ -36,7 +36,7 @@ from isthmus.features.days import LAST
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.offline.canonical import declared_schema
 from isthmus.features.offline.commits import RowSources, StreamPosition
-from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.history import LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.publish import key_values, publish

@@ -32,7 +32,6 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training import enginejoin
 from isthmus.orchestration.training.data import TrainingData
-from isthmus.orchestration.training.enginejoin import EngineJoin
 from isthmus.orchestration.training.record import reproduce
 from isthmus.orchestration.training.set import training_set, write_training_set
 from isthmus.orchestration.training.spinesql import is_sql
@@ -546,10 +545,6 @@ def test_a_join_by_the_engine_that_cannot_be(built: Shop, project: Open, tmp_pat
         reproduce(project(built), served.id, join="engine")
     with pytest.raises(RequestError, match="join: 'both' is not known; expected one of embedded, engine"):
         isthmus.training_data(built.root, FEATURES, _spine(), join="both")
-    histories = [OfflineStore(project(built).offline).history(project(built).applied().views["customer_facts"])]
-    elsewhere, wanted = OfflineStore("s3://bucket/tables"), {"customer_facts": ["city"]}
-    with pytest.raises(RequestError, match=r"stores\.offline is s3://bucket/tables; expected a folder"):
-        EngineJoin(_spine().schema, elsewhere, histories, features=wanted, status=True, threads=2, name="sail")
     spine = _spine().set_column(1, "event_timestamp", pa.nulls(300, pa.timestamp("us", tz="UTC")))
     with pytest.raises(DataError, match="spine, event_timestamp: is null in row 0"):
         isthmus.training_data(built.root, FEATURES, spine, join="engine").write(tmp_path / "none")

@@ -15,6 +15,7 @@ from isthmus.features.offline.scan import rebatch
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms import engine
+from isthmus.transforms.tables.stored import Store
 from isthmus.transforms.views import executorjoin
 from tests.features.pointintime.test_join import KEYS, MOMENTS
 from tests.features.support import (
@@ -106,17 +107,19 @@ def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories
     """The join by executors, of tables in two files each."""
     for history in histories:
         rows, half = history.table(), len(history.table()) // 2
-        pq.write_table(rows[:half], folder / f"{history.view.name}.parquet")
-        pq.write_table(rows[half:], folder / f"more_{history.view.name}.parquet")
+        (folder / history.view.table).mkdir()
+        pq.write_table(rows[:half], folder / history.view.table / "first.parquet")
+        pq.write_table(rows[half:], folder / history.view.table / "more.parquet")
     join = Join(spine.schema, histories)
     spine = pa.concat_tables([spine] * (2 * BATCH // len(spine) + 1))
     pq.write_table(join.engine_inputs(spine, 0), folder / "asked.parquet", row_group_size=BATCH - 1)
-    files = [(h.view, [str(folder / f"{more}{h.view.name}.parquet") for more in ("", "more_")]) for h in histories]
+    files = [(history.view, ["first.parquet", "more.parquet"]) for history in histories]
     wanted = {view.name: [column.name for column in view.fields] for view, _ in files}
-    executorjoin.join_files(spark, folder / "asked.parquet", files, wanted, folder, status=True, rows=BATCH)
+    store = Store(str(folder), {})
+    executorjoin.join_files(spark, store, "asked.parquet", files, wanted, status=True, rows=BATCH)
     names = [view.name for view, _ in files]
     lots = rebatch(spine.to_batches(), BATCH)
-    answers = executorjoin.read_joined(folder, names, len(spine), BATCH)
+    answers = executorjoin.read_joined(store, names, len(spine), BATCH)
     return pa.Table.from_batches(
         [
             join.with_engine_output(rows.combine_chunks().to_batches()[0], one)

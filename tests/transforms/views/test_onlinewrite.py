@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus import DependencyError
-from isthmus.features.offline.history import ViewHistory
+from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import EVERYTHING, OnlineStore
 from isthmus.features.redis.connection import connect
@@ -18,13 +18,14 @@ from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Int64, String
 from isthmus.features.values.arrow import from_arrow
 from isthmus.transforms import engine
+from isthmus.transforms.tables.stored import Store
 from isthmus.transforms.views import onlinewrite
-from isthmus.transforms.views.tablefiles import files, history
+from isthmus.transforms.views.tablefiles import history
 from tests.features.support import ALL, bits_of, latest, make_contract, make_view, same_bits, table
 from tests.servers import redis_cluster
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 VIEW = make_view({name: ALL[name] for name in ALL}, {"store": String, "n": Int64}, ttl=None)
 NARROW = make_view({"a": Int64}, {"k": Int64}, name="narrow")
@@ -61,10 +62,14 @@ def _rows(count: int) -> pa.Table:
     return table(VIEW, list(unique.values()))
 
 
+def _frame(spark: "SparkSession", rows: pa.Table, folder: Path) -> "DataFrame":
+    pq.write_table(rows, folder / "rows.parquet")
+    return Store(str(folder), {}).read(spark, ["rows.parquet"], table_schema(VIEW))
+
+
 def test_latest_is_what_the_embedded_store_says(spark: "SparkSession", tmp_path: Path) -> None:
     rows = _rows(2000)
-    pq.write_table(rows, tmp_path / "rows.parquet")
-    frame = history(spark, VIEW, [str(tmp_path / "rows.parquet")])
+    frame = _frame(spark, rows, tmp_path)
     for at in (-1, 1, 3):
         found = onlinewrite.latest(VIEW, frame, at).toArrow()
         expected = latest(ViewHistory(VIEW, rows, 0), at)
@@ -77,16 +82,15 @@ def test_an_engine_reads_the_files_of_each_version(spark: "SparkSession", tmp_pa
     for values in (range(50), range(1, 49)):
         rows = table(NARROW, [{"k": k, "_event": 1, "_known": 1, "a": k} for k in values]).drop_columns("content_hash")
         version = store.write(store.prepare(NARROW, rows)).version
-        read = history(spark, NARROW, files(store.path("narrow"), version)).toArrow().sort_by("k")
+        read = history(spark, NARROW, Store(store.root, {}), version).toArrow().sort_by("k")
         assert read["k"].to_pylist() == read["a"].to_pylist() == list(values)
 
 
 def test_executors_write_what_any_writer_writes(spark: "SparkSession", tmp_path: Path, url: str) -> None:
     rows = _rows(6000)
-    pq.write_table(rows, tmp_path / "rows.parquet")
     expected = latest(ViewHistory(VIEW, rows, 0), 3)
     contract = make_contract(VIEW, NARROW)
-    frame = onlinewrite.latest(VIEW, history(spark, VIEW, [str(tmp_path / "rows.parquet")]), 3)
+    frame = onlinewrite.latest(VIEW, _frame(spark, rows, tmp_path), 3)
     counts = onlinewrite.total(onlinewrite.write_online(frame, VIEW, contract, url, EVERYTHING))
     assert (counts.compared, counts.changed, counts.written) == (len(expected),) * 3
     with connect(url) as client:
@@ -102,8 +106,7 @@ def test_executors_write_what_any_writer_writes(spark: "SparkSession", tmp_path:
 
 
 def test_a_password_is_not_shown(spark: "SparkSession", tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    pq.write_table(_rows(40), tmp_path / "rows.parquet")
-    frame = history(spark, VIEW, [str(tmp_path / "rows.parquet")])
+    frame = _frame(spark, _rows(40), tmp_path)
     url = "redis://me:hunter2@127.0.0.1:1/0"
     with pytest.raises(
         DependencyError, match=r"writing traffic to Redis at redis://.*127.0.0.1:1/0: an executor failed"

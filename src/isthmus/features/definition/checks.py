@@ -25,7 +25,7 @@ from isthmus.features.definition.spec import (
     Spine,
     is_owner,
 )
-from isthmus.features.definition.streamchecks import USER, VARIABLE, stream_problems
+from isthmus.features.definition.streams import USER, VARIABLE, stream_problems
 from isthmus.features.definition.tiles import Tiling
 from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Array, Bytes, DataType, String, UnixTimestamp
@@ -193,7 +193,11 @@ class Declarations:
                 self._wrong(f"{where}, types, column {getattr(source, role)}", repr(dtype),
                             f"UnixTimestamp, or a source without {role}=")  # fmt: skip
         if source.stream is not None:
-            for problem in stream_problems(f"{where}, stream", source, source.stream):
+            if source.timestamp is None:
+                self._wrong(f"{where}, stream", "the source has no timestamp=", "the column with the time of an event")
+            if source.lateness < MICROSECOND * 0:
+                self._wrong(f"{where}, stream", f"lateness is {source.lateness}", "zero or more")
+            for problem in stream_problems(f"{where}, stream", source.stream):
                 self._wrong(problem.where, problem.found, problem.expected)
 
     def _key_types(self) -> None:

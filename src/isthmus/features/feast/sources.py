@@ -30,8 +30,7 @@ from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.views import is_registered, key_problems, tagged_contract
 from isthmus.features.offline.delta import files_of
-from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.history import LatestRows, ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.types import TYPES, DataType, Int64, String

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.features.contract.schema import ViewContract
-from isthmus.features.days import DAY, FIRST, LAST
+from isthmus.features.days import DAY, FIRST, LAST, day_of
 from isthmus.features.errors import DataError
 from isthmus.features.offline.commits import Day, digest
 from isthmus.features.offline.history import table_schema
@@ -124,14 +124,21 @@ class Duplicates:
     view: ViewContract
     count: int = 0
     first: str = ""
+    day: int = 0  # of the first
 
     def add(self, rows: pa.Table) -> None:
         same = np.flatnonzero(equals_next(self.view, rows))
         if not len(same):
             return
-        self.count += len(same)
-        row = rows.select(identity(self.view)).slice(int(same[0]), 1).to_pydict().items()
-        self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
+        row = rows.select(identity(self.view)).slice(int(same[0]), 1).to_pydict()
+        first = ", ".join(f"{name}={value[0]}" for name, value in row.items())
+        self.include(len(same), first, day_of(int(micros(rows["event_timestamp"])[same[0]])))
+
+    def include(self, count: int, first: str, day: int) -> None:
+        """Add the result of another counter, which has seen other days."""
+        if count and (not self.count or day < self.day):
+            self.first, self.day = first, day
+        self.count += count
 
     def raise_if_any(self) -> None:
         if self.count:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from isthmus.features.errors import DataError, DependencyError, IsthmusError, first_line
 from isthmus.features.files import private_folder
@@ -22,6 +24,8 @@ _OWN = "isthmus."
 
 _SIGNS = ("Generic S3 error", "lacked the necessary privileges", "<Error><Code>", "Error performing ")
 """Parts of deltalake's error messages when a storage refuses a request or does not answer."""
+
+_BUFFER = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,30 @@ class StoredTable:
         with self.writing(-1 if table is None else table.version(), metadata):
             write_deltalake(target, rows, storage_options=self.options, commit_properties=properties, **options)
 
+    def commit_files(
+        self, table: DeltaTable | None, added: list[AddAction], removed: list[RemoveAction] | None,
+        schema: pa.Schema, metadata: Mapping[str, str], partition: str,
+    ) -> None:  # fmt: skip
+        """Commit files that lie in the table's folder already, as `commit` does rows.
+
+        `removed` has the files that they replace; None replaces the whole table and its schema. `partition` is the
+        partition column.
+        """
+        properties = CommitProperties(custom_metadata=dict(metadata), max_commit_retries=0)
+        columns = DeltaSchema.from_arrow(schema)
+        with self.writing(-1 if table is None else table.version(), metadata):
+            if table is None:
+                create_table_with_add_actions(
+                    self.path, columns, added, mode="error", partition_by=[partition], storage_options=self.options,
+                    commit_properties=properties,
+                )  # fmt: skip
+            else:
+                table.create_write_transaction(
+                    [*added, *(removed or ())], mode="overwrite" if removed is None else "append", schema=columns,
+                    partition_by=[partition], commit_properties=properties,
+                )  # fmt: skip
+                table.update_incremental()
+
     def commits(self, table: DeltaTable, count: int) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = table.history(count)
         if not entries and self.options is None:
@@ -143,11 +171,14 @@ class StoredTable:
                 raise refusal from error
             new = before == -1 and DeltaTable.is_deltatable(self.path, self.options)
             if isinstance(error, CommitFailedError) or new:
-                problem, remedy = errors.conflict
-                raise DataError(errors.where, problem, remedy=remedy) from error
+                raise self.conflict() from error
             raise DataError(
                 errors.where, f"{self.path} cannot be written ({first_line(error)})", remedy=errors.unwritten
             ) from error
+
+    def conflict(self) -> DataError:
+        problem, remedy = self._errors.conflict
+        return DataError(self._errors.where, problem, remedy=remedy)
 
     def _has(self, version: int, metadata: Mapping[str, str]) -> bool:
         # The storage may have made the commit although its reply was lost: deltalake's retry then collides with its own
@@ -180,7 +211,22 @@ def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
     # Arrow's threads may outlive a scan of a Python file system, and abort the process at exit (apache/arrow#36389).
     if "://" in place:
         return fs.PyFileSystem(DeltaStorageHandler.from_table(table._table, table._storage_options))
+    return storage_files(place, {})
+
+
+def storage_files(place: str, options: Mapping[str, str]) -> "fs.FileSystem":
+    """Return the files below a folder or URL. Credentials for a URL come from the environment of this process."""
+    import pyarrow.fs as fs
+    from deltalake.fs import DeltaStorageHandler
+
+    if "://" in place:
+        return fs.PyFileSystem(DeltaStorageHandler(place, dict(options)))
     return fs.SubTreeFileSystem(place, fs.LocalFileSystem())
+
+
+def open_output(storage: "fs.FileSystem", path: str) -> Any:
+    """Open a file for writing. A buffer makes of Arrow's many small writes those that deltalake takes."""
+    return storage.open_output_stream(path, buffer_size=_BUFFER)
 
 
 def _check_files(table: DeltaTable, folder: Path) -> None:

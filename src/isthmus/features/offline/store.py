@@ -1,7 +1,6 @@
 """The offline store: the full history of every view, as Delta tables partitioned by the day of the event."""
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,8 +14,6 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY, Days
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.canonical import (
-    Duplicates,
-    ahead_of,
     by_day,
     canonical,
     canonical_pushes,
@@ -27,6 +24,7 @@ from isthmus.features.offline.canonical import (
     rows_not_in,
 )
 from isthmus.features.offline.commits import Commit, Day, RowSources, StreamPosition, digest
+from isthmus.features.offline.dayfiles import BuiltRows, DayFiles, DayTarget
 from isthmus.features.offline.delta import StoredTable, TableErrors
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.partitions import (
@@ -35,7 +33,9 @@ from isthmus.features.offline.partitions import (
     dataset,
     days_predicate,
     files_by_day,
+    listed_files,
     reader,
+    remove_days,
     require_readable,
 )
 from isthmus.features.offline.pushes import FILES, PushLog
@@ -75,6 +75,7 @@ class Prepared(AbstractContextManager["Prepared"]):
         replaced: days that differ, including days that lose all rows; None to write the whole table.
         ahead: number of rows whose event or known time is in the future.
         pushes: the fields `pushed` and `replaced` of `TableWrite`.
+        files: the days in files that are not committed yet; None if `rows` has the days that differ.
     """
 
     view: ViewContract
@@ -85,6 +86,7 @@ class Prepared(AbstractContextManager["Prepared"]):
     replaced: Sequence[int] | None
     ahead: int = 0
     pushes: tuple[int, int] = (0, 0)
+    files: DayFiles | None = None
     spools: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __exit__(self, *_: object) -> None:
@@ -116,7 +118,7 @@ class OfflineStore:
     def prepare(
         self,
         view: ViewContract,
-        rows: pa.Table | DaySpool,
+        rows: pa.Table | DaySpool | DayFiles,
         within: Days | None = None,
         *,
         origin: RowSources | None = None,
@@ -132,53 +134,78 @@ class OfflineStore:
 
         Args:
             view: definition of the view.
-            rows: all computed rows, or at least those of the days `within`.
+            rows: all computed rows, or at least those of the days `within`; or the files that `DayTarget.write` wrote
+                of them, which are not checked again.
             within: range of days to replace; None to replace the complete history.
             origin: column types and content of the sources, recorded to find out later if they have changed.
             done: ranges of days that the same build has already checked and found unchanged.
             now: time of the build in microseconds since 1970 UTC; later rows are counted in `Prepared.ahead`.
         """
+        table, before, rewrite = self._state(view, within)
+        old = (before.days or {}) if before else {}
+        days: dict[int, Day] = {}
+        with ExitStack() as spools:
+            differing = spools.enter_context(DaySpool())
+            if isinstance(rows, DayFiles):
+                files = rows if within is None else rows.part(within)
+                days |= {day: file.entry for day, file in files.days.items()}
+                ahead, pushes = files.ahead, files.pushes
+                if any(not file.path and (rewrite or old.get(day) != file.entry) for day, file in files.days.items()):
+                    raise self._stored(view.table).conflict()
+            else:
+                files = None
+                if isinstance(rows, pa.Table):
+                    spool = spools.enter_context(DaySpool())
+                    spool.add(cast(view, rows, declared_schema(view)))
+                    rows = spool
+                log = PushLog(self.root, view.table, self.storage_options)
+                built = BuiltRows(view, log, now)
+                for day, entry, day_rows in built.days(rows, log.days(), within):
+                    days[day] = entry
+                    if rewrite or old.get(day) != entry:
+                        differing.add(day_rows)
+                built.duplicates.raise_if_any()
+                ahead, pushes = built.ahead, (built.pushed, built.replaced)
+            changed = [day for day, entry in days.items() if old.get(day) != entry]
+            removed = [day for day in old if day not in days and (within is None or day in within)]
+            days |= {day: entry for day, entry in old.items() if within is not None and day not in within}
+            commit = Commit.after(before, view.hash, days, within, origin or RowSources(), done, now)
+            rewritten = None if rewrite else sorted([*changed, *removed])
+            return Prepared(view, commit, before, table, differing, rewritten, ahead, pushes, files, spools.pop_all())
+
+    def _state(self, view: ViewContract, within: Days | None) -> tuple[DeltaTable | None, Commit | None, bool]:
+        """Open a view's table for a build; return it with its state, and True if the build must rewrite all days."""
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
         if table is not None and (problems := self.type_problems(view, table)):
             raise ConfigurationError(f"offline table of {view.table}", problems)
         if within is not None:
             _require_extendable(view, before)
-        old = (before.days or {}) if before else {}
         rewrite = (
             table is None or before is None or before.days is None or column_names(table) != table_schema(view).names
         )
-        days: dict[int, Day] = {}
-        ahead, duplicates = 0, Duplicates(view)
-        with ExitStack() as spools:
-            if isinstance(rows, pa.Table):
-                spool = spools.enter_context(DaySpool())
-                spool.add(cast(view, rows, declared_schema(view)))
-                rows = spool
-            differing = spools.enter_context(DaySpool())
-            pushes = PushLog(self.root, view.table, self.storage_options)
-            pushed = replaced = 0
-            for part, known in _with_pushed(rows, pushes.days(), within):
-                computed = canonical(view, declared_schema(view).empty_table() if part is None else part)
-                duplicates.add(computed)
-                own = canonical_pushes(view, pushes.rows(view, known)) if known else computed.slice(0, 0)
-                group, outdone = merge(view, computed, own)
-                pushed += len(group) - len(computed) + outdone
-                replaced += len(own) - len(group) + len(computed) - outdone
-                ahead += ahead_of(group, now)
-                for day, (entry, day_rows) in by_day(view, group).items():
-                    days[day] = entry
-                    if rewrite or old.get(day) != entry:
-                        differing.add(day_rows)
-            duplicates.raise_if_any()
-            changed = [day for day, entry in days.items() if old.get(day) != entry]
-            removed = [day for day in old if day not in days and (within is None or day in within)]
-            days |= {day: entry for day, entry in old.items() if within is not None and day not in within}
-            commit = Commit.after(before, view.hash, days, within, origin or RowSources(), done, now)
-            rewritten = None if rewrite else sorted([*changed, *removed])
-            return Prepared(
-                view, commit, before, table, differing, rewritten, ahead, (pushed, replaced), spools.pop_all()
-            )
+        return table, before, rewrite
+
+    def day_target(self, view: ViewContract, within: Days | None, now: int) -> DayTarget:
+        """Describe a view's table to processes that write its day files. Raises the errors of `prepare`.
+
+        `within` is the range of days to replace, and `now` the time of the build in microseconds since 1970 UTC.
+        """
+        _, before, rewrite = self._state(view, within)
+        old = (before.days or {}) if before and not rewrite else {}
+        log = PushLog(self.root, view.table, self.storage_options)
+        version = log.version()
+        pushed = [day for day in log.days() if within is None or day in within]
+        options = self.storage_options or {}
+        return DayTarget(self.root, options, (view.name, view.as_dict()), old, pushed, version, now)
+
+    def day_paths(self, view: ViewContract, files: DayFiles) -> list[tuple[str, int]]:
+        """Return path and day of the files with the rows of built days: new files, and the table's where they stay."""
+        paths = [(file.path, day) for day, file in files.days.items() if file.path]
+        if len(paths) < len(files.days) and (table := self._stored(view.table).open()) is not None:
+            kept = files.days.keys() - {day for _, day in paths}
+            paths += [(path, day) for path, _, day in listed_files(table) if day in kept]
+        return paths
 
     def prepare_relabel(self, view: ViewContract) -> Prepared:
         """Prepare a commit, for `write`, that keeps all rows of a view's table and only records the new definition.
@@ -211,7 +238,10 @@ class OfflineStore:
         if not prepared.changes and table is not None:
             return TableWrite(commit.rows, 0, table.version(), False, *prepared.pushes)
         # If no day differs, only the metadata changes: a new contract or new source types.
-        self._write(table, view, prepared.rows, commit, prepared.replaced)
+        if prepared.files is None:
+            self._write(table, view, prepared.rows, commit, prepared.replaced)
+        else:
+            self._commit_files(table, view, prepared.files, commit, prepared.replaced)
         version = 0 if table is None else table.version()
         added = commit.rows - (before.rows if before else 0)
         return TableWrite(commit.rows, added, version, True, *prepared.pushes)
@@ -231,6 +261,17 @@ class OfflineStore:
         properties = WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False))
         stored = self._stored(view.table)
         stored.commit(table, reader(view, rows), commit.metadata(), writer_properties=properties, **options)
+
+    def _commit_files(
+        self, table: DeltaTable | None, view: ViewContract, files: DayFiles, commit: Commit, days: Sequence[int] | None
+    ) -> None:
+        removed, only = None, None if days is None else set(days)
+        if table is not None and only is not None:
+            with self.reading(view.table):
+                removed = remove_days(table, only)
+        added = [file.action() for day, file in files.days.items() if only is None or day in only]
+        schema = table_schema(view).append(DAY_COLUMN)
+        self._stored(view.table).commit_files(table, added, removed, schema, commit.metadata(), DAY_COLUMN.name)
 
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
         """Add newly pushed rows to a view's table in one commit, and return by how many rows the table has grown.
@@ -421,18 +462,6 @@ class OfflineStore:
             expected="commits of `isthmus build`",
             remedy="remove that folder and run `isthmus build` to recompute it",
         )  # fmt: skip
-
-
-def _with_pushed(
-    rows: DaySpool, pushed: Sequence[int], within: Days | None
-) -> Iterator[tuple[pa.Table | None, list[int]]]:
-    """Yield each group of rows with the pushed days up to its end, and at last None with the later pushed days."""
-    left = deque(day for day in pushed if within is None or day in within)
-    for group in rows.groups(within):
-        last = int(micros(group["event_timestamp"])[-1] // DAY)
-        yield group, [left.popleft() for _ in range(sum(day <= last for day in left))]
-    if left:
-        yield None, list(left)
 
 
 def _equal_rows(rows: pa.Table, others: pa.Table) -> int:

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 from isthmus.features.clock import Status
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.offline.history import ViewHistory, status_column, table_schema
-from isthmus.features.offline.latest import LatestRows, index_of_keys
+from isthmus.features.offline.history import LatestRows, ViewHistory, index_of_keys, status_column, table_schema
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.pushes import ACCEPTED, STREAMED, PushLog
 from isthmus.features.offline.scan import rebatch

@@ -1,7 +1,9 @@
 """The forms of a spine that users may pass, read as streams of Arrow batches."""
 
+import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow.dataset as ds
 
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.files import require_local
+from isthmus.features.offline.scan import rebatch
 from isthmus.features.pointintime.join import BATCH
 from isthmus.features.types import DataType, String
 from isthmus.features.values.arrow import ARROW
@@ -51,6 +54,35 @@ class SpineRows:
             for batch in self._read():
                 columns = [_plain(column, field.type) for column, field in zip(batch.columns, self.schema, strict=True)]
                 yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+class HashedSpine:
+    """Counts and hashes the rows of a spine (training examples) as they are read, and writes them to `file` if set."""
+
+    def __init__(self, spine: SpineRows, file: Path | pa.NativeFile | None = None) -> None:
+        self._spine, self._file = spine, file
+        self._hash = hashlib.sha256(spine.schema.to_string().encode())
+        self.rows = 0
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def read(self) -> str:
+        """Read all rows of the spine, write them to `file` if it is set, and return their hash. Call this only once."""
+        deque(self.batches(), maxlen=0)
+        return self.sha256
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        with ExitStack() as open_files:
+            file = self._file and open_files.enter_context(pa.ipc.new_stream(self._file, self._spine.schema))
+            for rows in rebatch(self._spine.batches(), BATCH):
+                for batch in rows.combine_chunks().to_batches():
+                    self._hash.update(batch.serialize())
+                    self.rows += len(batch)
+                    if file:
+                        file.write_batch(batch)
+                    yield batch
 
 
 def spine_rows(spine: object, types: Mapping[str, DataType]) -> SpineRows:

@@ -16,8 +16,7 @@ from redis.lock import Lock
 
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DependencyError, IsthmusError
-from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import LatestRows, Places, index_of_keys
+from isthmus.features.offline.history import LatestRows, Places, ViewHistory, index_of_keys
 from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.scan import rebatch
 from isthmus.features.offline.store import OfflineStore

@@ -4,7 +4,7 @@ import numpy as np
 
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.history import LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.record import stamp_of
 from isthmus.features.online.store import PIECE, OnlineStore

@@ -140,6 +140,11 @@ def view_statistics(
     )
 
 
+def latest_event(data: "ds.Dataset | pa.Table") -> int:
+    times = [pc.max(batch["event_timestamp"]).value for batch in read(data, ["event_timestamp"])]
+    return max((time for time in times if time is not None), default=0)
+
+
 def measure(columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> tuple[int, dict[str, FeatureStatistics]]:
     measurement = Measurement(columns)
     for batch in batches:

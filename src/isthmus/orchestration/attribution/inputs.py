@@ -14,7 +14,7 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import SEPARATOR
 from isthmus.features.days import DAY, Days
 from isthmus.features.errors import DataError, RequestError
-from isthmus.features.offline.latest import index_of_keys
+from isthmus.features.offline.history import index_of_keys
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.pointintime.served import ServedJoin
 from isthmus.features.pointintime.staleness import fixed_ages

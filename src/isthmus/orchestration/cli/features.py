@@ -298,9 +298,9 @@ def training_set(
     ] = None,
     like: Annotated[
         str | None,
-        typer.Option(**local("Reproduce this training set, byte for byte: its folder, record or id.", text=True)),
+        typer.Option(help="Reproduce this training set, byte for byte: its folder or URL, record or id."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(**local("For --spine and --like: the folder to write."))] = None,
+    out: Annotated[str | None, typer.Option(help="For --spine and --like: the folder or URL to write.")] = None,
     status: Annotated[
         bool,
         typer.Option("--status/--no-status", help="For --spine: add a column per view with its lookup status."),

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import DataError
@@ -16,12 +14,13 @@ from isthmus.features.quality.statistics import (
     FORMAT,
     FeatureStatistics,
     ViewStatistics,
+    latest_event,
     measure,
     read,
     view_statistics,
 )
 from isthmus.features.quality.validation import ReferenceStatistics
-from isthmus.orchestration.artifacts import DATA, STATISTICS, TrainingSet
+from isthmus.orchestration.artifacts import STATISTICS, TrainingSet
 from isthmus.orchestration.project import Project
 
 
@@ -50,9 +49,8 @@ def write_statistics(
     model inputs to measure. `histories` are the offline tables of the views, of which only rows up to the last event
     time of the training set are measured.
     """
-    examples = ds.dataset(training_set.path / DATA)
-    times = [pc.max(batch["event_timestamp"]).value for batch in read(examples, ["event_timestamp"])]
-    last = max((time for time in times if time is not None), default=0)
+    examples = training_set.dataset()
+    last = latest_event(examples)
     rows, features = measure(columns, read(examples, [column.name for column in columns]))
     views = {}
     for history in histories:
@@ -60,6 +58,14 @@ def write_statistics(
         with offline.reading(view.table):
             fingerprint = training_set.tables_sha256[view.name]
             views[view.name] = view_statistics(view, history.data, history.version, fingerprint, until=last)
+    save_statistics(training_set, rows, last, features, views)
+
+
+def save_statistics(
+    training_set: TrainingSet, rows: int, last: int, features: dict[str, FeatureStatistics],
+    views: dict[str, ViewStatistics],
+) -> None:  # fmt: skip
+    """Save the statistics of a training set's rows with it, and of the tables that they were joined from."""
     measured = TrainingStatistics(
         training_set=training_set.id, contract=training_set.contract, rows=rows, last=last, features=features,
         views=views,

@@ -1,9 +1,7 @@
 """Checks before rows are written to the offline tables, Redis or snapshots: broken expectations stop the write."""
 
-from collections.abc import Mapping, Sequence
-
-import pyarrow as pa
-import pyarrow.dataset as ds
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from isthmus.features.days import Days
 from isthmus.features.definition.expectations import BY_ROW
@@ -41,10 +39,13 @@ def require_online(
         raise gate_error(where, broken, remedy)
 
 
-def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
+def findings(
+    project: Project, view: str, data: Any, *, part: bool = False, check: Callable[..., list[Finding]] = check
+) -> list[Finding]:
     """Check the expectations of a view on rows of its table, and return the results, passed or broken.
 
-    `data` has the rows; the result is empty if it is None. Set `part` if `data` covers only some days of the table:
+    `data` has the rows, as a table or dataset, or whatever `check` takes in the place of one; the result is empty if it
+    is None. Set `part` if `data` covers only some days of the table:
     then only expectations on single rows are checked. To raise an error for broken expectations, pass the result to
     `require`. Raises DataError if the saved statistics of a training set cannot be read.
     """

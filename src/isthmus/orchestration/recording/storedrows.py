@@ -11,8 +11,7 @@ import pyarrow.dataset as ds
 
 from isthmus.features.clock import Status
 from isthmus.features.contract.schema import Column, ViewContract
-from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import index_of_keys
+from isthmus.features.offline.history import ViewHistory, index_of_keys
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.pointintime.join import Join
 from isthmus.features.types import Int64, UnixTimestamp

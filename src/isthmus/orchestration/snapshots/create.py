@@ -18,8 +18,7 @@ from isthmus.features.definition.spec import FeatureService
 from isthmus.features.definition.spec import Snapshot as Declared
 from isthmus.features.errors import DataError, RequestError, did_you_mean, one_of
 from isthmus.features.files import write_atomically
-from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.history import LatestRows, ViewHistory
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.values.arrow import from_arrow, micros

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.commits import Commit, RowSources, StreamPosition
+from isthmus.features.offline.dayfiles import DayFiles
 from isthmus.features.offline.spool import DaySpool
 from isthmus.features.offline.store import Prepared, TableWrite
 from isthmus.features.progress import Progress, silent
@@ -28,6 +30,7 @@ from isthmus.orchestration.quality import gate
 from isthmus.orchestration.tables import lookback
 from isthmus.transforms import sources
 from isthmus.transforms.sources import Landed
+from isthmus.transforms.views import executorbuild
 from isthmus.transforms.views.compute import Frames, stream_view
 
 STEP = 30  # default number of days per commit
@@ -68,9 +71,9 @@ def build(
             for n, view in enumerate(missing):
                 progress(f"computing {view.name}", n / len(selected))
                 run = _Run(project, view, frames, contents, now, landed)
-                with _spooled(run.compute()) as rows:
+                with run.rows() as rows:
                     ready = stack.enter_context(store.prepare(run.compiled, rows, origin=run.origin, now=now))
-                    findings += gate.findings(project, view.name, pa.concat_tables(rows.groups()))
+                    findings += run.findings(rows)
                 _report(ready, progress, n / len(selected))
                 prepared[view.name] = ready
         gate.require(findings)
@@ -216,13 +219,11 @@ class _Run:
         for turn, parts in enumerate(passes):
             span = Days(parts[0].first, parts[-1].end)
             progress(f"computing {self.view.name}, {span}", days / total)
-            with _spooled(self.compute(span)) as rows:
+            with self.rows(span) as rows:
                 if turn < CHECKED:
                     lookback.require_enough(self.view, self.compiled, self.frames, rows)
                 for part in parts:
-                    groups = list(rows.groups(part))
-                    table = pa.concat_tables(groups) if groups else None
-                    gate.require(gate.findings(self.project, self.view.name, table, part=True), part)
+                    gate.require(self.findings(rows, part), part)
                     with (
                         self.project.building([self.compiled.table]),
                         self.store.prepare(
@@ -242,14 +243,38 @@ class _Run:
             return TableWrite(rows_before, 0, self.store.history(self.compiled).version, changed=False)
         return TableWrite(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
 
-    def compute(self, days: Days | None = None) -> Iterator[pa.Table]:
-        frames, reach, within = self.frames, self.compiled.lookback, None
-        if days is not None:
-            within = (days.first * DAY, days.end * DAY)
-            if reach is not None:
-                frames = lookback.limit_sources(self.view, frames, days, reach)
+    @contextmanager
+    def rows(self, days: Days | None = None) -> Iterator[DaySpool | DayFiles]:
+        """Compute the rows of days (default: all) for the block: here, or into files by executors of a cluster."""
+        within = None if days is None else (days.first * DAY, days.end * DAY)
+        frames, reach = self.frames, self.compiled.lookback
+        if days is not None and reach is not None:
+            frames = lookback.limit_sources(self.view, frames, days, reach)
+        if not self.project.cluster:
+            with self._explained(), _spooled(stream_view(self.view, self.compiled, frames, within)) as rows:
+                yield rows
+            return
+        # Executors merge the pushed rows: none may be added to the table until the commit.
+        with self.project.building([self.compiled.table]), ExitStack() as stack:
+            target = self.store.day_target(self.compiled, days, self.now)
+            self._target = stack.enter_context(target.probed())
+            with self._explained():
+                files = executorbuild.write_days(self.view, frames, self._target, within)
+            yield files
+
+    def findings(self, rows: DaySpool | DayFiles, part: Days | None = None) -> list[Finding]:
+        name, check = self.view.name, partial(gate.findings, self.project, part=part is not None)
+        if isinstance(rows, DaySpool):
+            groups = list(rows.groups(part))
+            return check(name, pa.concat_tables(groups) if groups else None)
+        files = self.store.day_paths(self.compiled, rows if part is None else rows.part(part))
+        spark = next(iter(self.frames.values())).sparkSession
+        return check(name, files or None, check=partial(executorbuild.check_files, spark, self._target))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
         try:
-            yield from stream_view(self.view, self.compiled, frames, within)
+            yield
         except DataError as error:
             for source, column, dtype in self._missing_columns():
                 if column in error.found:

@@ -5,10 +5,12 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY, Days, day_name
 from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError
+from isthmus.features.offline.dayfiles import DayFiles
 from isthmus.features.offline.spool import DaySpool
 from isthmus.transforms import sources
 from isthmus.transforms.views.compute import Frames, stream_view
 from isthmus.transforms.views.difference import difference, sort_rows
+from isthmus.transforms.views.executorbuild import compare
 
 
 def source_reach(reach: int) -> int:
@@ -27,7 +29,7 @@ def limit_sources(view: FeatureView, frames: Frames, days: Days, reach: int) -> 
     return {**frames, **own}
 
 
-def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
+def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool | DayFiles) -> None:
     """Check that the lookback a view declares is long enough; raise DataError if a longer one gives other rows.
 
     Computes the first day in `rows`, the rows just built, again. To compute a range of days, a build uses the rows of
@@ -36,14 +38,18 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
     nothing if the view has no lookback or `rows` is empty. `frames` has the rows of the sources, at least
     as far as the longer lookback reaches.
     """
-    if contract.lookback is None or not (days := rows.days()):
+    days = sorted(rows.days) if isinstance(rows, DayFiles) else rows.days()
+    if contract.lookback is None or not days:
         return
     # The first day, because it has the fewest earlier source rows.
     day = Days(days[0], days[0] + 1)
-    wider = limit_sources(view, frames, day, source_reach(contract.lookback))
-    declared = sort_rows(contract, list(rows.groups(day)))
-    doubled = sort_rows(contract, list(stream_view(view, contract, wider, (day.first * DAY, day.end * DAY))))
-    if found := difference(contract, declared, doubled):
+    wider, within = limit_sources(view, frames, day, source_reach(contract.lookback)), (day.first * DAY, day.end * DAY)
+    if isinstance(rows, DayFiles):
+        found = compare(view, contract, limit_sources(view, frames, day, contract.lookback), wider, within)
+    else:
+        declared = sort_rows(contract, list(rows.groups(day)))
+        found = difference(contract, declared, sort_rows(contract, list(stream_view(view, contract, wider, within))))
+    if found:
         reach = duration_text(contract.lookback) if contract.lookback else "0"
         raise DataError(
             f"view {view.name}",

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from isthmus.features.contract.schema import Contract
-from isthmus.features.offline.latest import LatestRows, Places
+from isthmus.features.offline.history import LatestRows, Places
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import loss
 from isthmus.features.online.store import OnlineStore, WriteCounts
@@ -18,6 +18,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
 from isthmus.orchestration.server.collect import collect
 from isthmus.transforms import engine
+from isthmus.transforms.tables.stored import Store
 from isthmus.transforms.views import onlinewrite, tablefiles
 
 
@@ -78,12 +79,13 @@ def _executors(project: Project, contract: Contract, offline: OfflineStore, url:
     if settings.engine == "sail":
         yield None
         return
+    store = Store(offline.root, offline.storage_options or {})
     with engine.session(settings.engine, settings.profiles.training.threads) as spark:
 
         def send(latest: LatestRows, places: Places, until: int | None) -> WriteCounts:
             view = latest.history.view
-            files = tablefiles.files(offline.path(view.table), latest.history.version, offline.storage_options)
-            rows = onlinewrite.latest(view, tablefiles.history(spark, view, files), latest.at)
+            history = tablefiles.history(spark, view, store, latest.history.version)
+            rows = onlinewrite.latest(view, history, latest.at)
             if len(places) < len(latest.content):
                 keys = spark.createDataFrame(latest.keys.take(places))
                 rows = rows.join(keys, keys.columns, "left_semi")

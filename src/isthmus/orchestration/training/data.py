@@ -2,27 +2,30 @@
 
 import hashlib
 import json
-from collections import deque
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from isthmus.features.contract.schema import Contract
+from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ContractMismatch, DataError, RequestError, did_you_mean, one_of
-from isthmus.features.files import publish, require_local, write_atomically
+from isthmus.features.files import is_url, publish, write_atomically
+from isthmus.features.offline.delta import open_output
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.scan import rebatch
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.pointintime.join import BATCH, Join
+from isthmus.features.pointintime.join import Join
 from isthmus.features.pointintime.served import ServedJoin
-from isthmus.features.pointintime.spine import SpineRows, spine_rows
+from isthmus.features.pointintime.spine import HashedSpine, SpineRows, spine_rows
+from isthmus.features.quality.statistics import FeatureStatistics, ViewStatistics
 from isthmus.features.types import TYPES, DataType, UnixTimestamp
 from isthmus.orchestration.artifacts import (
     DATA,
@@ -38,6 +41,9 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.enginejoin import EngineJoin
 from isthmus.orchestration.training.requestcolumns import RequestColumns, request_columns
 from isthmus.orchestration.training.spinesql import is_sql, spine_from_sql
+from isthmus.transforms.tables.stored import Store
+from isthmus.transforms.views import executorset
+from isthmus.transforms.views.executorset import StoredSpine
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,9 +92,11 @@ class TrainingData:
     """
 
     def __init__(
-        self, spine: SpineRows, join: Join | ServedJoin | EngineJoin, origin: TrainingOrigin, records: Path
-    ) -> None:
+        self, spine: SpineRows, join: Join | ServedJoin | EngineJoin, origin: TrainingOrigin, records: Path,
+        options: Mapping[str, str],
+    ) -> None:  # fmt: skip
         self._spine, self._join, self._origin, self._records = spine, join, origin, records
+        self._options = options
         self._computed = origin.computed
         self.schema = self._computed.schema(join.schema) if self._computed else join.schema
 
@@ -123,14 +131,18 @@ class TrainingData:
         return Tensors(self.schema, self.batches, columns, batch, workers=False)
 
     def write(self, path: Path | str, *, like: TrainingSet | None = None) -> TrainingSet:
-        """Join the rows and write them atomically to the local folder `path`, with a record that reproduces them.
+        """Join the rows and write them to the folder or URL `path`, with a record that reproduces them.
 
         The folder gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file. The
         project notes the folder, so that `record.reproduce` finds the training set by id. Replaces an earlier training
-        set in the folder. Pass as `like` the training set to reproduce: its statistics are copied, and another id
-        raises DataError. Also raises DataError if `path` exists and is not a training set, and RequestError for a URL.
+        set in the folder, all at once. Below a URL, `data.parquet` is a folder of part files, which the executors of a
+        cluster write if the engine joins; it is a training set once it has its record. Pass as `like` the training set
+        to reproduce: its statistics are copied, and another id raises DataError. Also raises DataError if `path` has
+        other files.
         """
-        target = require_local("training set", path).absolute()
+        if is_url(path):
+            return self._write_url(Store(str(path).rstrip("/"), self._options), like)
+        target = Path(path).absolute()
         if target.exists() and not (target / RECORD).is_file():
             raise DataError(f"training set {target}", "the folder is not a training set", remedy="choose a new folder")
         statistics = [file.read_bytes() for file in like.path.glob(STATISTICS)] if like else []
@@ -139,16 +151,77 @@ class TrainingData:
             for content in statistics:
                 (folder / STATISTICS).write_bytes(content)
             record = self._write_rows(folder, target)
-            if like is not None and record.id != like.id:
-                raise DataError(
-                    f"training set {like.id}", "its spine changed while it was read", remedy="run the command again"
-                )
+            _require_like(record.id, like)
             (folder / RECORD).write_text(json.dumps(record.as_dict(), indent=1) + "\n")
 
         publish(target, fill)
         written = TrainingSet.read(target)
         write_atomically(self._records / written.id, str(target).encode())
         return written
+
+    def _write_url(self, target: Store, like: TrainingSet | None) -> TrainingSet:
+        """Write below a URL. Reads the whole spine before it deletes a training set there, which may have the spine."""
+        target.require_only(RECORD, f"training set {target.root}")
+        folders = self._records.parent / "training" / "_remote"
+        if isinstance(self._join, EngineJoin) and self._join.remote and self._computed is None:
+            with self._join.store.scratch("_spine") as scratch, self._join.session() as spark:
+                spine = StoredSpine.write(self._spine, scratch)
+                folder = self._cleared(target, folders, spine.sha256, like)
+                return self.write_parts(spark, spine, target, folder, like)
+        storage, written = target.files(), 0
+        with tempfile.TemporaryDirectory(prefix="isthmus-") as here:
+            hashed = HashedSpine(self._spine, Path(here) / SPINE)
+            folder = self._cleared(target, folders, hashed.read(), like)
+            with pa.ipc.open_stream(Path(here) / SPINE) as spine_batches, ExitStack() as stack:
+                rows = stack.enter_context(open_output(storage, f"{DATA}/part-00000.parquet"))
+                copy = stack.enter_context(open_output(storage, executorset.spine_part(0)))
+                file = stack.enter_context(pq.ParquetWriter(rows, self.schema))
+                for batch in self._joined(spine_batches):
+                    file.write_batch(batch)
+                    written += len(batch)
+                shutil.copyfileobj(stack.enter_context((Path(here) / SPINE).open("rb")), copy)
+        return self._save(self._record(hashed.sha256, hashed.rows, written, folder, target), target, like)
+
+    def _cleared(self, target: Store, folders: Path, spine_sha256: str, like: TrainingSet | None) -> Path:
+        identity = self.identity(spine_sha256)
+        _require_like(identity, like)
+        target.clear(RECORD)
+        return folders / identity
+
+    def write_parts(
+        self, spark: Any, spine: StoredSpine, target: Store, folder: Path, like: TrainingSet | None = None
+    ) -> TrainingSet:
+        """Let executors join the rows of a spine and write part files to `target`; write the record to `folder`, too.
+
+        The join must be by the engine, without request transforms. Raises the errors of `executorset.write_parts`.
+        """
+        join = self._join
+        assert isinstance(join, EngineJoin)  # noqa: S101 - the caller has prepared it
+        executorset.write_parts(spark, spine, join.views(), join.store, target)
+        return self._save(self._record(spine.sha256, spine.rows, spine.rows, folder, target), target, like)
+
+    def measure(
+        self, spark: Any, target: Store, columns: Sequence[Column]
+    ) -> tuple[int, int, dict[str, FeatureStatistics], dict[str, ViewStatistics]]:
+        """Let executors measure part files and the joined tables; return what `baseline.save_statistics` saves."""
+        join = self._join
+        assert isinstance(join, EngineJoin)  # noqa: S101 - as in `write_parts`
+        rows, last, features, views = executorset.measure_parts(spark, target, columns, join.views(), join.store)
+        opened = {history.view.name: history for history in self._origin.histories}
+        return rows, last, features, {
+            name: msgspec.structs.replace(view, version=opened[name].version, fingerprint=opened[name].fingerprint)
+            for name, view in views.items()
+        }  # fmt: skip
+
+    def _save(self, record: TrainingSet, target: Store, like: TrainingSet | None) -> TrainingSet:
+        content = json.dumps(record.as_dict(), indent=1).encode() + b"\n"
+        for statistics in like.path.glob(STATISTICS) if like else []:
+            write_atomically(record.path / STATISTICS, statistics.read_bytes())
+        with open_output(target.files(), target.path(RECORD)) as file:
+            file.write(content)
+        write_atomically(record.path / RECORD, content)
+        write_atomically(self._records / record.id, str(record.path).encode())
+        return record
 
     def identity(self, spine_sha256: str) -> str:
         return hashlib.sha256(json.dumps(self._as_dict(spine_sha256), sort_keys=True).encode()).hexdigest()[:16]
@@ -160,18 +233,25 @@ class TrainingData:
             for batch in self._joined(spine.batches()):
                 file.write_batch(batch)
                 written += len(batch)
+        return self._record(spine.sha256, spine.rows, written, target)
+
+    def _record(
+        self, spine_sha256: str, rows_in: int, rows_out: int, path: Path, store: Store | None = None
+    ) -> TrainingSet:
         lag = None
         if isinstance(self._join, ServedJoin):
             lag = {view: {name: asdict(part) for name, part in parts.items()}
                    for view, parts in self._join.report().items()}  # fmt: skip
         return TrainingSet(
-            **self._as_dict(spine.sha256),
-            id=self.identity(spine.sha256),
-            path=target,
+            **self._as_dict(spine_sha256),
+            id=self.identity(spine_sha256),
+            path=path,
             spine_file=str(self._spine.path) if self._spine.path else None,
-            rows_in=spine.rows,
-            rows_out=written,
+            rows_in=rows_in,
+            rows_out=rows_out,
             lag=lag,
+            place=None if store is None else store.place,
+            storage_options=dict(store.options) if store else {},
         )
 
     def _as_dict(self, spine_sha256: str) -> dict[str, Any]:
@@ -242,7 +322,14 @@ def prepare_join(
             spine.schema, offline, origin.histories, features=origin.features, status=origin.status, threads=threads,
             until=None if served is True else served,
         )  # fmt: skip
-    return TrainingData(spine, joined, origin, records_folder(project))
+    return TrainingData(spine, joined, origin, records_folder(project), project.storage_options)
+
+
+def _require_like(identity: str, like: TrainingSet | None) -> None:
+    if like is not None and identity != like.id:
+        raise DataError(
+            f"training set {like.id}", "its spine changed while it was read", remedy="run the command again"
+        )
 
 
 def require_join(join: str, *, as_served: bool) -> None:
@@ -299,35 +386,6 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
     if not selection.stored and not selection.computed:
         raise RequestError("features", "the list is empty", expected="a service, or features as view:feature")
     return selection
-
-
-class HashedSpine:
-    """Counts and hashes the rows of a spine (training examples) as they are read, and writes them to `file` if set."""
-
-    def __init__(self, spine: SpineRows, file: Path | None = None) -> None:
-        self._spine, self._file = spine, file
-        self._hash = hashlib.sha256(spine.schema.to_string().encode())
-        self.rows = 0
-
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
-
-    def read(self) -> str:
-        """Read all rows of the spine, write them to `file` if it is set, and return their hash. Call this only once."""
-        deque(self.batches(), maxlen=0)
-        return self.sha256
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        with ExitStack() as open_files:
-            file = self._file and open_files.enter_context(pa.ipc.new_stream(self._file, self._spine.schema))
-            for rows in rebatch(self._spine.batches(), BATCH):
-                for batch in rows.combine_chunks().to_batches():
-                    self._hash.update(batch.serialize())
-                    self.rows += len(batch)
-                    if file:
-                        file.write_batch(batch)
-                    yield batch
 
 
 def _tables(

@@ -1,35 +1,40 @@
 """Reproduce a training set from its record, with the recorded versions of tables and spine."""
 
 import glob
+import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from isthmus.features.contract.schema import ViewContract
-from isthmus.features.errors import DataError, RequestError
-from isthmus.features.files import require_local
+from isthmus.features.errors import DataError, RequestError, first_line
+from isthmus.features.files import is_url
+from isthmus.features.offline.delta import storage_files
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.pointintime.spine import SpineRows, spine_rows
+from isthmus.features.pointintime.spine import HashedSpine, SpineRows, spine_rows
 from isthmus.features.types import TYPES
 from isthmus.features.values.arrow import ARROW
-from isthmus.orchestration.artifacts import DATA, RECORD, SPINE, TrainingSet, records_folder
+from isthmus.orchestration.artifacts import RECORD, SPINE, TrainingSet, records_folder
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, column_types, prepare_join
+from isthmus.orchestration.training.data import TrainingOrigin, column_types, prepare_join
 from isthmus.orchestration.training.requestcolumns import RequestColumns, request_columns
+from isthmus.transforms.views import executorset
 
 
 def reproduce(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
     """Write a training set again from the same table versions. The bytes are the same, even if the tables changed.
 
-    `record` is the folder of the training set, its record file or its id. Replaces the files in that folder, or writes
-    to the folder `out`. `join` is "embedded" to join in this process, or "engine" for the project's engine. Raises
-    RequestError if the training set does not exist. Raises DataError and writes nothing if a table version, the spine
-    or a request transform is gone or has changed.
+    `record` is the folder or URL of the training set, its record file or its id. Replaces the files in that folder, or
+    writes to the folder or URL `out`. `join` is "embedded" to join in this process, or "engine" for the project's
+    engine. Raises RequestError if the training set does not exist. Raises DataError and writes nothing if a table
+    version, the spine or a request transform is gone or has changed.
     """
     past = _find(project, record)
+    if out is None and is_url(record):
+        out = record.removesuffix(f"/{RECORD}")
     where = f"training set {past.id}"
     offline = project.offline_store()
     histories = [history_of(offline, past, name) for name in past.features]
@@ -47,11 +52,13 @@ def reproduce(project: Project, record: str, out: Path | str | None = None, *, j
         past.contract, past.spine, histories, past.features, past.options["status"], _request_columns(project, past)
     )
     data = prepare_join(project, spine, origin, join=join, served=past.served or False)
-    return data.write(out or past.path, like=past)
+    return data.write(out or past.place or past.path, like=past)
 
 
 def _find(project: Project, record: str) -> TrainingSet:
-    path = require_local("training set", record).absolute()
+    if is_url(record):
+        record = _recorded_id(record, project.storage_options)
+    path = Path(record).absolute()
     folders = [
         path.parent if path.name == RECORD else path,
         *(project.state / "training").glob(f"*/{glob.escape(path.name)}"),
@@ -70,14 +77,25 @@ def _find(project: Project, record: str) -> TrainingSet:
                        expected="the folder of a training set, its record, or its id")  # fmt: skip
 
 
+def _recorded_id(url: str, options: Mapping[str, str]) -> str:
+    where = f"training set {url}"
+    try:
+        with storage_files(url.removesuffix(f"/{RECORD}"), options).open_input_file(RECORD) as file:
+            return str(json.loads(file.read())["id"])
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(where, f"its record cannot be read ({first_line(error)})") from error
+
+
 def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) -> SpineRows:
     if past.spine_file:
         types = column_types(project.definitions.contract, histories)
         # A column of a CSV file keeps its recorded type, even if the declaration has changed.
         with suppress(OSError, pa.ArrowException):
-            then = pq.read_schema(past.path / DATA)
+            then = past.dataset().schema
             types |= {field.name: TYPES[name] for field in then for name in TYPES if ARROW[name] == field.type}
         return spine_rows(Path(past.spine_file), types)
+    if past.store is not None:
+        return executorset.stored_spine(past.store)
     file = past.path / SPINE
     try:
         with pa.ipc.open_stream(file) as stream:

@@ -1,23 +1,28 @@
 """Write the training set of a distillation (`isthmus features training-set`)."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from isthmus.features.contract.schema import optional_fields
+from isthmus.features.contract.schema import Column, optional_fields
+from isthmus.features.definition.spec import Spine
 from isthmus.features.errors import RequestError
-from isthmus.features.files import write_atomically
-from isthmus.features.pointintime.spine import SpineRows
+from isthmus.features.files import is_url, write_atomically
+from isthmus.features.pointintime.spine import HashedSpine, SpineRows
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import ARROW
 from isthmus.orchestration.artifacts import RECORD, TrainingSet
 from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import baseline
-from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, prepare_join, require_join, training_data
+from isthmus.orchestration.training.data import TrainingData, TrainingOrigin, prepare_join, require_join, training_data
 from isthmus.orchestration.training.record import reproduce
 from isthmus.orchestration.training.requestcolumns import request_columns
-from isthmus.transforms.views.compute import compute_spine
+from isthmus.transforms.tables.stored import Store
+from isthmus.transforms.views import executorset
+from isthmus.transforms.views.compute import Frames, compute_spine
 
 
 def write_training_set(  # noqa: PLR0913 - the options of the command
@@ -27,7 +32,7 @@ def write_training_set(  # noqa: PLR0913 - the options of the command
     spine: str | None = None,
     features: str | None = None,
     like: str | None = None,
-    out: Path | None = None,
+    out: Path | str | None = None,
     status: bool = True,
     as_served: bool = False,
     join: str = "embedded",
@@ -81,28 +86,59 @@ def training_set(
     transforms = {transform.name: transform for service in services for transform in contract.transforms_of(service)}
     histories = [offline.history(contract.views[view]) for view in views]
     progress(f"computing {declared.spine.name}", 0.0)
-    with source_frames(project, [declared.spine]) as frames:
-        spine = compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
-    # Inputs with a default may be missing in the spine; models read null.
-    types = {column.name: ARROW[column.dtype.name] for each in transforms.values() for column in each.request}
-    for absent in sorted(optional_fields(list(transforms.values())).difference(spine.schema.names)):
-        spine = spine.append_column(absent, pa.nulls(len(spine), types[absent]))
-    rows = SpineRows(spine.schema, spine.to_batches)
     features = {history.view.name: [column.name for column in history.view.fields] for history in histories}
     fields = {name: [column.name for column in transform.fields] for name, transform in transforms.items()}
-    columns = request_columns(project, contract, fields)
-    origin = TrainingOrigin(contract.hash, declared.spine.name, histories, features, status=True, computed=columns)
-    data = prepare_join(project, rows, origin, join=join, served=as_served)
-    identity = data.identity(HashedSpine(rows).read())
+    computed = request_columns(project, contract, fields)
+    inputs = list(dict.fromkeys(column for service in services for column in contract.inputs(service)))
+    spine_inputs = spine_columns(contract, declared.spine.name)
+    # Inputs with a default may be missing in the spine; models read null.
+    types = {column.name: ARROW[column.dtype.name] for each in transforms.values() for column in each.request}
+    names = {*(column.name for column in spine_inputs), "event_timestamp", "known_at"}
+    absent = {name: types[name] for name in sorted(optional_fields(list(transforms.values())) - names)}
     latest = project.state / "training" / declared.name / "latest"
-    folder = latest.with_name(identity)
-    if not (folder / RECORD).exists():
-        progress(f"joining {', '.join(views)} to {len(spine)} rows", 0.4)
-        data.write(folder)
-    written = TrainingSet.read(folder)
-    if not baseline.has_statistics(written):
-        inputs = dict.fromkeys(column for service in services for column in contract.inputs(service))
-        baseline.write_statistics(written, list(inputs), histories, offline)
-    write_atomically(latest, identity.encode())
+    origin = TrainingOrigin(contract.hash, declared.spine.name, histories, features, status=True, computed=computed)
+
+    def prepared(rows: SpineRows) -> TrainingData:
+        return prepare_join(project, rows, origin, join=join, served=as_served)
+
+    with source_frames(project, [declared.spine]) as frames:
+        if project.cluster and join == "engine" and computed is None:
+            written = _by_executors(project, declared.spine, frames, spine_inputs, absent, inputs, prepared, latest)
+            spine = None
+        else:
+            spine = compute_spine(declared.spine, spine_inputs, frames)
+    if spine is not None:
+        for name, dtype in absent.items():
+            spine = spine.append_column(name, pa.nulls(len(spine), dtype))
+        rows = SpineRows(spine.schema, spine.to_batches)
+        data = prepared(rows)
+        folder = latest.with_name(data.identity(HashedSpine(rows).read()))
+        if not (folder / RECORD).exists():
+            progress(f"joining {', '.join(views)} to {len(spine)} rows", 0.4)
+            data.write(folder)
+        written = TrainingSet.read(folder)
+        if not baseline.has_statistics(written):
+            baseline.write_statistics(written, inputs, histories, offline)
+    write_atomically(latest, written.id.encode())
     progress("the training set is written", 1.0)
+    return written
+
+
+def _by_executors(  # noqa: PLR0913 - what `training_set` has prepared
+    project: Project, spine: Spine, frames: Frames, columns: Sequence[Column], absent: Mapping[str, pa.DataType],
+    inputs: Sequence[Column], prepared: Callable[[SpineRows], TrainingData], latest: Path,
+) -> TrainingSet:  # fmt: skip
+    """Let executors compute the spine, and write and measure the training set in the offline store."""
+    spark = next(iter(frames.values())).sparkSession
+    store = Store(project.offline, project.storage_options if is_url(project.offline) else {})
+    with store.scratch("_spine") as scratch:
+        rows = executorset.write_spine(spine, columns, frames, scratch, absent)
+        data = prepared(SpineRows(rows.schema, tuple))
+        folder = latest.with_name(data.identity(rows.sha256))
+        target = replace(store, folder=f"_training/{latest.parent.name}/{folder.name}")
+        if not (folder / RECORD).exists():
+            data.write_parts(spark, rows, target, folder)
+    written = TrainingSet.read(folder)
+    if written.store is not None and not baseline.has_statistics(written):
+        baseline.save_statistics(written, *data.measure(spark, written.store, inputs))
     return written

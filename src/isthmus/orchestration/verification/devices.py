@@ -16,8 +16,7 @@ from isthmus.features.clock import MICROSECOND, Status
 from isthmus.features.contract.schema import STATUS, Column, Contract, ViewContract
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
-from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.history import LatestRows, ViewHistory
 from isthmus.features.online.plan import ViewAnswer, answer
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import key_values

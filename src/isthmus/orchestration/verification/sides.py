@@ -10,8 +10,7 @@ import pyarrow as pa
 from isthmus.distill.types import Index, evenly_spaced
 from isthmus.features import clock
 from isthmus.features.contract.schema import ViewContract
-from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import latest_known_time
+from isthmus.features.offline.history import ViewHistory, latest_known_time
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.redis.connection import translate_errors

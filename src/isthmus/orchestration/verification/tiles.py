@@ -8,7 +8,7 @@ import pyarrow as pa
 from isthmus.features.contract.schema import Contract
 from isthmus.features.days import DAY, LAST
 from isthmus.features.offline.canonical import identity
-from isthmus.features.offline.latest import index_of_keys
+from isthmus.features.offline.history import index_of_keys
 from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.orchestration.frames import source_frames
 from isthmus.orchestration.project import Project

@@ -19,6 +19,8 @@ _FILE = re.compile(
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _SCHEME = re.compile(r"(No FileSystem for scheme \"(?P<scheme>\w+)\"|Class org\.apache\.hadoop\.fs\.s3a\S+ not found)")
 
+_EXECUTOR = re.compile(r"isthmus\.features\.errors\.DependencyError: (\S+ on executor \S+: .+)")
+
 
 @contextmanager
 def explain_missing(where: str) -> Iterator[None]:
@@ -52,6 +54,12 @@ def _unreached(where: str, message: str) -> DependencyError | None:
         remedy = (
             "mount that folder, with the same path and the permission to use it, where Spark's driver and its "
             "executors run"
+        )
+    elif executor := _EXECUTOR.search(message):
+        problem = executor[1]
+        remedy = (
+            "executors need this package, and the store: a shared folder with the same path, or a URL with its "
+            "credentials in their environment"
         )
     else:
         return None

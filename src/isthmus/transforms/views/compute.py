@@ -1,7 +1,7 @@
 """Results of views' and spines' functions, computed by an engine and checked against the declarations."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -45,22 +45,51 @@ def stream_view(
     fails, or a row is invalid: a null key or time, a null in an array, or an array of wrong size. Raises
     DependencyError if the engine lacks a file or module that this process has.
     """
-    columns = [*contract.keys, *contract.fields]
-    place, frame = _frame(f"view {view.name}", view, columns, frames)
+    place, frame = view_frame(view, contract, frames, within)
+    checks = RowChecks(place, contract)
+    for batch in _batches(place, frame, _remedy(view, frames)):
+        if (table := checks.checked(batch)) is not None:
+            yield table
+    checks.finish(empty=within is not None)
+
+
+def view_frame(
+    view: FeatureView, contract: ViewContract, frames: Frames, within: tuple[int, int] | None = None
+) -> tuple[str, "DataFrame"]:
+    """Call a view's function; return the place for messages about its rows, and its result, limited to `within`.
+
+    Raises ConfigurationError or DataError like `stream_view`, but computes no rows.
+    """
+    place, frame = _frame(f"view {view.name}", view, [*contract.keys, *contract.fields], frames)
     if within is not None:
         event = frame["event_timestamp"]
         # Keep rows without an event time: they are an error in every range.
         frame = frame.where(event.isNull() | (event >= clock.moment(within[0])) & (event < clock.moment(within[1])))
-    identity = [*(key.name for key in contract.keys), *_TIMES]
-    nulls = _Nulls(f"view {view.name}", identity)
-    for batch in _batches(place, frame, _remedy(view, frames)):
-        table = _typed(place, batch, columns, identity)
-        table = with_known_at(contract, table)
-        if nulls.count(table):
-            yield table
-    nulls.refuse()
-    if nulls.rows == 0 and within is None:
-        raise _no_row(place)
+    return place, frame
+
+
+class RowChecks:
+    """Checks of a view's computed rows: types, array sizes, and nulls in keys and times.
+
+    Several processes can check parts of the rows: `nulls` has the counts to add up, before `finish` is called.
+    """
+
+    def __init__(self, place: str, contract: ViewContract) -> None:
+        self._place, self._contract = place, contract
+        self._columns = [*contract.keys, *contract.fields]
+        self._identity = [*(key.name for key in contract.keys), *_TIMES]
+        self.nulls = _Nulls(f"view {contract.name}", self._identity)
+
+    def checked(self, batch: pa.Table) -> pa.Table | None:
+        """Return a batch in the declared types, with `known_at`; None once a key or time was null. Raises DataError."""
+        table = with_known_at(self._contract, _typed(self._place, batch, self._columns, self._identity))
+        return table if self.nulls.count(table) else None
+
+    def finish(self, *, empty: bool) -> None:
+        """Raise DataError if a key or time was null, or there are no rows although `empty` is False."""
+        self.nulls.refuse()
+        if self.nulls.rows == 0 and not empty:
+            raise _no_row(self._place)
 
 
 def with_known_at(contract: ViewContract, rows: pa.Table) -> pa.Table:
@@ -91,9 +120,18 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
     or returns no rows, a row is invalid, or a label was known before `event_timestamp`. Raises DependencyError if the
     engine lacks a file or module that this process has.
     """
-    where = f"spine {spine.name}"
-    place, frame = _frame(where, spine, columns, frames)
-    tables = [table for table in _batches(place, frame, _remedy(spine, frames)) if len(table)]
+    place, frame = _frame(f"spine {spine.name}", spine, columns, frames)
+    return sorted_spine(spine.name, place, columns, _batches(place, frame, _remedy(spine, frames)))
+
+
+def spine_frame(spine: Spine, columns: Sequence[Column], frames: Frames) -> tuple[str, "DataFrame"]:
+    """Call a spine's function; return the place for messages about its rows, and its result, as for `view_frame`."""
+    return _frame(f"spine {spine.name}", spine, columns, frames)
+
+
+def sorted_spine(name: str, place: str, columns: Sequence[Column], tables: Iterable[pa.Table]) -> pa.Table:
+    """Check all rows of a spine, and sort them; raises the errors of `compute_spine` about rows."""
+    where, tables = f"spine {name}", [table for table in tables if len(table)]
     if not tables:
         raise _no_row(place)
     table = _typed(place, pa.concat_tables(tables), columns, ["event_timestamp"])
@@ -394,6 +432,7 @@ class _Nulls:
     def refuse(self) -> None:
         for name, count in self.nulls.items():
             if count:
-                nulls = f"column {name} is null in {count} of {self.rows} rows, first in row {self.first[name]}"
+                first = f", first in row {self.first[name]}" if name in self.first else ""
+                nulls = f"column {name} is null in {count} of {self.rows} rows{first}"
                 remedy = "filter such rows in the transform"
                 raise DataError(self.where, nulls, expected="no nulls in keys and times", remedy=remedy)

@@ -1,0 +1,43 @@
+"""Run functions on an engine's executors, whose results and errors are plain data."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from isthmus.features.errors import DataError
+from isthmus.transforms.sources import first_line
+from isthmus.transforms.tables.missing import explain_missing
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def run(place: str, rows: "DataFrame", work: Callable[..., Iterator[pa.RecordBatch]]) -> Iterator[dict[str, Any]]:
+    """Pass the partitions of `rows` to `work` on the executors; yield what it passed to `result`.
+
+    Raises the DataError that it passed to `failure`, and DependencyError if an executor lacks a file or this package.
+    `place` names the work in errors.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        with explain_missing(place):
+            results = rows.mapInArrow(work, "result string").toArrow()["result"].to_pylist()
+    except PySparkException as error:
+        remedy = "correct it, or its sources' data; nothing was written"
+        raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=remedy) from error
+    for each in map(json.loads, results):
+        if each.pop("error", False):
+            raise DataError(each["where"], each["found"], expected=each["expected"], remedy=each["remedy"])
+        yield each
+
+
+def result(value: Mapping[str, Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"result": [json.dumps(value)]})
+
+
+def failure(error: DataError) -> pa.RecordBatch:
+    """Return an error about data as a result: if it were raised, the engine would run the task again."""
+    return result({**error.as_dict(), "error": True})

@@ -1,0 +1,246 @@
+"""A training set on an engine's executors: they compute the spine, join it, and write and measure part files."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from isthmus.features.contract.schema import Column, ViewContract
+from isthmus.features.definition.spec import Spine
+from isthmus.features.errors import DataError, first_line
+from isthmus.features.files import is_url
+from isthmus.features.offline.delta import open_output
+from isthmus.features.offline.history import ViewHistory, table_schema
+from isthmus.features.offline.partitions import dataset_of
+from isthmus.features.offline.scan import rebatch
+from isthmus.features.pointintime.join import Join
+from isthmus.features.pointintime.spine import HashedSpine, SpineRows
+from isthmus.features.quality.statistics import (
+    FeatureStatistics,
+    ViewStatistics,
+    latest_event,
+    measure,
+    read,
+    view_statistics,
+)
+from isthmus.features.types import TYPES
+from isthmus.transforms.tables.stored import Store, using
+from isthmus.transforms.views.compute import Frames, sorted_spine, spine_frame
+from isthmus.transforms.views.executors import failure, result, run
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+    from pyspark.sql import SparkSession
+
+PART = 1 << 18
+"""Rows of a part file, which a task holds in memory with all features."""
+DATA = "data.parquet"
+"""Folder of the part files."""
+
+
+@dataclass(frozen=True)
+class StoredSpine:
+    """The rows of a spine (training examples) in files of a store, in order, with their number and hash."""
+
+    store: Store
+    schema: pa.Schema
+    rows: int
+    sha256: str
+
+    @property
+    def parts(self) -> int:
+        return -(-self.rows // PART)
+
+    @classmethod
+    def write(cls, spine: SpineRows, store: Store) -> "StoredSpine":
+        """Write the rows of a spine to the folder of `store`."""
+        hashed, storage = HashedSpine(spine), store.files()
+        for number, rows in enumerate(rebatch(hashed.batches(), PART)):
+            place = store.path(spine_part(number))
+            with open_output(storage, place) as sink, pa.ipc.new_stream(sink, spine.schema) as file:
+                file.write_table(rows)
+        return cls(store, spine.schema, hashed.rows, hashed.sha256)
+
+
+@dataclass(frozen=True)
+class JoinedViews:
+    """Views to join to a spine, as plain data with the files and features to read; and whether to add their status."""
+
+    views: Sequence[tuple[str, Mapping[str, Any], Sequence[str], Sequence[str]]]
+    status: bool
+
+    def histories(self, store: Store) -> list[ViewHistory]:
+        histories, storage = [], store.files()
+        for name, contract, files, _ in self.views:
+            view = ViewContract.from_dict(name, contract)
+            paths = [(f"{view.table}/{file}", None) for file in files]
+            histories.append(ViewHistory(view, dataset_of(paths, table_schema(view), storage), 0))
+        return histories
+
+    def join(self, spine: pa.Schema, store: Store) -> Join:
+        features = {name: features for name, _, _, features in self.views}
+        histories = self.histories(store)
+        return Join(spine, histories, features=features, status=self.status, threads=1, rows=PART)
+
+
+def spine_part(number: int) -> str:
+    return f"_spine-{number:05}.arrow"
+
+
+def stored_spine(store: Store) -> SpineRows:
+    """Open the spine that was written with a training set, from the folder of `store`."""
+    import pyarrow.fs as fs
+
+    storage, where = store.files(), f"spine of the training set {store.place}"
+    try:
+        found = storage.get_file_info(fs.FileSelector(store.folder))
+        paths = sorted(info.path for info in found if info.base_name.startswith("_spine"))
+        schema = pa.ipc.open_stream(storage.open_input_file(paths[0])).schema
+    except (OSError, IndexError, pa.ArrowException) as error:
+        raise DataError(where, f"cannot be read ({first_line(error)})") from error
+    return SpineRows(
+        schema, lambda: (batch for path in paths for batch in pa.ipc.open_stream(storage.open_input_file(path)))
+    )
+
+
+def parts(store: Store) -> "ds.Dataset":
+    """Open the part files of a training set in the folder of `store`, in order."""
+    import pyarrow.dataset as ds
+
+    return ds.dataset(store.path(DATA), filesystem=store.files(), format="parquet", partitioning=None)
+
+
+def write_spine(
+    spine: Spine, columns: Sequence[Column], frames: Frames, store: Store, absent: Mapping[str, pa.DataType]
+) -> StoredSpine:
+    """Compute a spine like `compute_spine`, in one task of the engine that holds all its rows, and write them.
+
+    `absent` has columns of nulls to add. The executors write to the folder of `store`.
+    """
+    place, frame = spine_frame(spine, columns, frames)
+    plain = [(column.name, column.dtype.name, column.size) for column in columns]
+    work = _WriteSpine(spine.name, place, plain, store, dict(absent))
+    (found,) = run(place, frame.repartition(1), work)
+    schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
+    return StoredSpine(store, schema, found["rows"], found["sha256"])
+
+
+def write_parts(spark: "SparkSession", spine: StoredSpine, views: JoinedViews, tables: Store, target: Store) -> None:
+    """Join views to the rows of a spine, and write them and the spine as part files to the folder of `target`.
+
+    `tables` is the offline store. A task that runs twice writes the same files. Raises DataError or DependencyError;
+    some part files may exist then.
+    """
+    tasks = spark.range(0, spine.parts, 1, max(spine.parts, 1))
+    written = run("join by the engine", tasks, _WriteParts(spine, views, tables, target))
+    if (rows := sum(part["rows"] for part in written)) != spine.rows:
+        raise DataError("join by the engine", f"wrote {rows} rows", expected=f"{spine.rows}, as in the spine")
+
+
+def measure_parts(
+    spark: "SparkSession", target: Store, columns: Sequence[Column], views: JoinedViews, tables: Store
+) -> tuple[int, int, dict[str, FeatureStatistics], dict[str, ViewStatistics]]:
+    """Measure part files, and the tables that they were joined from, in one task per table or set of part files.
+
+    Returns the number of rows, their latest event time, statistics by column, and of the tables by view.
+    """
+    plain = [(column.name, column.dtype.name, column.size) for column in columns]
+    (found,) = run("statistics", spark.range(0, 1, 1, 1), _Measure(target, plain, views, tables))
+    features = msgspec.convert(found["features"], dict[str, FeatureStatistics])
+    return found["rows"], found["last"], features, msgspec.convert(found["views"], dict[str, ViewStatistics])
+
+
+def _columns(plain: Sequence[tuple[str, str, int | None]]) -> list[Column]:
+    return [Column(name, TYPES[dtype], size=size) for name, dtype, size in plain]
+
+
+@dataclass(eq=False)
+class _WriteSpine:
+    name: str
+    place: str
+    columns: Sequence[tuple[str, str, int | None]]
+    store: Store
+    absent: Mapping[str, pa.DataType]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = (pa.Table.from_batches([batch]) for batch in batches)
+        try:
+            rows = sorted_spine(self.name, self.place, _columns(self.columns), tables)
+        except DataError as error:
+            yield failure(error)
+            return
+        for name, dtype in self.absent.items():
+            rows = rows.append_column(name, pa.nulls(len(rows), dtype))
+        with using(self.store.root):
+            spine = StoredSpine.write(SpineRows(rows.schema, rows.to_batches), self.store)
+        schema = bytes(spine.schema.serialize()).hex()
+        yield result({"rows": spine.rows, "sha256": spine.sha256, "schema": schema})
+
+
+@dataclass(eq=False)
+class _WriteParts:
+    spine: StoredSpine
+    views: JoinedViews
+    tables: Store
+    target: Store
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                try:
+                    with using(self.target.root):
+                        yield result({"rows": self._join(number)})
+                except DataError as error:
+                    yield failure(error)
+
+    def _join(self, number: int) -> int:
+        with self.spine.store.files().open_input_file(self.spine.store.path(spine_part(number))) as file:
+            rows = pa.ipc.open_stream(file).read_all()
+        join = self.views.join(rows.schema, self.tables)
+        with self._output(spine_part(number)) as sink, pa.ipc.new_stream(sink, rows.schema) as spine:
+            spine.write_table(rows)
+        with self._output(f"{DATA}/part-{number:05}.parquet") as sink, pq.ParquetWriter(sink, join.schema) as parquet:
+            for joined in join.batches(rows.to_batches(), number * PART):
+                parquet.write_batch(joined)
+        return len(rows)
+
+    @contextmanager
+    def _output(self, name: str) -> Iterator[Any]:
+        """Open a file that appears whole: at once in object storage, under another name in a folder."""
+        storage, path = self.target.files(), self.target.path(name)
+        if is_url(self.target.root):
+            with open_output(storage, path) as sink:
+                yield sink
+            return
+        storage.create_dir(path.rpartition("/")[0], recursive=True)
+        scratch = f"{path.rpartition('/')[0]}/.{secrets.token_hex(8)}"
+        with open_output(storage, scratch) as sink:
+            yield sink
+        storage.move(scratch, path)
+
+
+@dataclass(eq=False)
+class _Measure:
+    target: Store
+    columns: Sequence[tuple[str, str, int | None]]
+    views: JoinedViews
+    tables: Store
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        columns = _columns(self.columns)
+        for _ in batches:
+            with using(self.tables.root):
+                examples = parts(self.target)
+                last = latest_event(examples)
+                rows, features = measure(columns, read(examples, [column.name for column in columns]))
+                views = {
+                    history.view.name: view_statistics(history.view, history.data, 0, "", until=last)
+                    for history in self.views.histories(self.tables)
+                }
+            plain: dict[str, Any] = msgspec.to_builtins({"features": features, "views": views})
+            yield result({"rows": rows, "last": last, **plain})
