@@ -20,7 +20,7 @@ from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import tensors
 from isthmus.distill.tasks.split import binary_labels, split_table
 from isthmus.distill.types import Array
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError
+from isthmus.features.errors import ConfigurationError, DataError
 from tests.distill.support import PROFILE, STUDENT, TEACHER, material, run, training_set
 
 
@@ -134,12 +134,6 @@ def test_a_damaged_student_is_written_again_and_not_trained(
     assert (again.id, again.data["shipped"]) == (trained.id, trained.data["shipped"])
     if name != "report.json":  # which has times
         assert file.read_bytes() == content
-
-
-def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(DependencyError, match=r"was started as 2 processes.*expected one process"):
-        run(tmp_path, training_set())
 
 
 @pytest.mark.accept

@@ -154,10 +154,6 @@ def test_profiles_that_cannot_be_had_are_refused_all_at_once(tmp_path: Path) -> 
         "engine": "'flink'; expected sail, spark, or a Spark Connect URL like sc://host:15002",
         "profiles.training.device": '"cpu" leaves the accelerator nvidia-t4 idle; expected "cuda" or "auto"',
         "profiles.training.precision": '"bf16", which nvidia-t4 does not support; expected "fp32"',
-        "profiles.training.script": (
-            "not set for 4 processes, but `isthmus distill` is a single process; expected a script (docs/training.md), "
-            "or nodes = 1 and per_node = 1"
-        ),
         "profiles.training.batch": "3 rows cannot be divided among 4 processes; expected 4 or more",
         "profiles.serving.replicas_max": "2; expected replicas_min (3) or more",
     }

@@ -271,6 +271,8 @@ def known(command: list[str], block: Block) -> None:
     match command:
         case ["isthmus" | ".venv/bin/isthmus", *arguments]:
             parsed(arguments, said)
+        case ["torchrun", "--nproc-per-node", _, "-m", "isthmus", *arguments]:
+            parsed(arguments, said)
         case ["dagster", *arguments]:
             parsed(arguments, said, create_dagster_cli())  # type: ignore[no-untyped-call]
         case ["make", target]:

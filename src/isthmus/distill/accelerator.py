@@ -1,5 +1,6 @@
 """Device, precision and peak memory of a training, as `[profiles.training]` requests them."""
 
+import os
 import resource
 import sys
 import warnings
@@ -15,6 +16,8 @@ from isthmus.features.errors import DependencyError, first_line
 from isthmus.features.profiles import TrainingProfile
 
 _WHERE = "profiles.training"
+SIDE_BY_SIDE = "_ISTHMUS_SIDE_BY_SIDE"
+"""Variable of processes that each train models of their own, instead of all together one model."""
 
 
 def accelerator(profile: TrainingProfile) -> Accelerator:
@@ -30,11 +33,16 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
     # accelerate keeps a process's first device and precision, but one process may train with two profiles. An existing
     # process group stays, since it belongs to torch.
     AcceleratorState._reset_state(reset_partial_state=True)
-    return Accelerator(
-        cpu=device.type == "cpu",
-        mixed_precision="bf16" if profile.precision == "bf16" else "no",
-        dynamo_backend="inductor" if profile.compile else "no",
-    )
+    names = ("WORLD_SIZE", "LOCAL_RANK") if SIDE_BY_SIDE in os.environ else ()
+    launched = {name: os.environ.pop(name) for name in names}
+    try:
+        return Accelerator(
+            cpu=device.type == "cpu",
+            mixed_precision="bf16" if profile.precision == "bf16" else "no",
+            dynamo_backend="inductor" if profile.compile else "no",
+        )
+    finally:
+        os.environ.update(launched)
 
 
 def resolve(profile: TrainingProfile) -> torch.device:
@@ -111,6 +119,11 @@ def _require_compiler(device: torch.device) -> None:
             expected="Triton for CUDA, a C++ compiler and Python's headers for the CPU",
             remedy="set compile = false, or install what is missing",
         ) from error
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @contextmanager

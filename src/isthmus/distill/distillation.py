@@ -1,7 +1,6 @@
 """Distill a teacher: for each seed, train a student and a control, which is the same student without the teacher."""
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from torch import nn
 
 from isthmus.distill.accelerator import resolve
 from isthmus.distill.declaration import Distillation
+from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.preflight import STEADY, rehearse, require_measured
 from isthmus.distill.reports.build import PUPILS, Trained, report
@@ -26,12 +26,14 @@ from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.training.checkpoint import RunState, discard
+from isthmus.distill.training.checkpoint import RunState, Trainings, processes_identity
+from isthmus.distill.training.processes import Processes, joined, table_digest
 from isthmus.distill.training.studentrun import StudentRun, train_student
 from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError
-from isthmus.features.files import publish, write_atomically
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
+from isthmus.features.files import publish
 from isthmus.features.progress import Progress, silent
+from isthmus.transforms.preparation.fit import Preparation
 
 UNCHANGED = "training set, settings, task and code have not changed, so nothing was trained"
 JUDGED_ANEW = (
@@ -42,11 +44,15 @@ JUDGED_ANEW = (
 
 @dataclass(frozen=True)
 class DistillationReport:
-    """A student's `report.json` (docs/evaluation.md) with its folder; `trained` is False if the student existed."""
+    """A student's `report.json` (docs/evaluation.md) with its folder; `trained` is False if the student existed.
+
+    `leads` is False in all but the first of several processes, which must not write anything about the student.
+    """
 
     path: Path
     data: Mapping[str, Any]
     trained: bool = True
+    leads: bool = True
 
     @property
     def id(self) -> str:
@@ -66,6 +72,11 @@ def distill(
     trains nothing and returns the report of that student. If only reporting code changed, it keeps the weights and
     computes a new report.
 
+    Processes that a launcher such as torchrun started train together. The first one prepares, fits, reports and writes.
+    All answer for a teacher that is a network, train, and validate, each its share of the rows. The number of processes
+    changes the student's id, because it changes the last bits of the weights. A training that was interrupted goes on
+    with any number.
+
     Args:
         material: declaration, training set and training profile.
         folder: folder for students and their reports.
@@ -78,60 +89,96 @@ def distill(
     Raises:
         Stopped: SIGINT or SIGTERM ended the training; the same call continues it.
         ConfigurationError: the declaration is invalid, a runtime is not installed, or teacher and student do not fit.
-        DataError: the table lacks columns or values, or an input leaks the label.
-        DependencyError: a device, memory or disk space is missing, or several processes were launched.
+        DataError: the table lacks columns or values, an input leaks the label, or processes see different inputs.
+        DependencyError: a device, memory or disk space is missing.
+        LostProcessError: another process ended or hangs.
         GateFailed: a loss, gradient or output is not finite.
     """
-    declaration, stages = material.declaration, _Stages(progress)
+    with joined(material.profile, material.declaration.where) as processes:
+        return _distill(material, processes, folder, cache, runs, again, progress if processes.leads else silent)
+
+
+def _distill(  # noqa: PLR0913 - the arguments of `distill`
+    material: Material, processes: Processes, folder: Path, cache: Path, runs: Path, again: bool, progress: Progress
+) -> DistillationReport:
+    declaration, stages, learn = material.declaration, _Stages(progress), material.learn
     _require_ready(declaration)
-    task = create_task(replace(material, progress=lambda text, _done: stages.note(f"teacher, {text}")))
+    material = replace(
+        material,
+        progress=lambda text, _done: stages.note(f"teacher, {text}"),
+        # An engine's sums may differ in the last bits.
+        learn=lambda plan, before: processes.first(lambda: learn(plan, before), Preparation),
+    )
+    task = create_task(material)
     settings = declaration.training_settings(material.profile, len(task.material.parts.train))
     stages.done("prepare", 0.1)
     teacher, rows = task.teacher(), np.arange(task.material.table.num_rows)
     opened = open_outputs(task, teacher, rows, cache, stages.within("teacher", 0.1))
-    identity = student_identity(task, settings, opened.path.name)
-    if not again and (existing := _existing(task, folder / identity, progress)) is not None:
-        return existing
-    trainings = _Trainings(runs / training_identity(task, settings, opened.path.name), identity)
+    student = student_identity(task, settings, opened.path.name)
+    path = folder / processes_identity(student, processes.together)
+    if processes.count > 1:
+        _require_divisible(settings, processes.together, declaration.where)
+        processes.require_same(_seen(task, student, opened))
+    existing = processes.first(lambda: None if again else _existing(task, path, progress), dict[str, Any] | None)
+    if existing is not None:
+        return DistillationReport(path, existing, trained=False, leads=processes.leads)
+    name = training_identity(task, settings, opened.path.name)
+    trainings = Trainings(runs / processes_identity(name, processes.together), student)
     # Fail on a missing device now: the teacher may run for hours.
     resolve(material.profile)
     with opened:  # saves the teacher's outputs even on an error
-        rehearse(task, teacher, opened, settings, stages.note)
-        outputs, costs = _complete(task, teacher, opened, cache, stages)
-    require_measured(task, outputs["teacher"], outputs.keys() - {"teacher"})
+        processes.first(lambda: _rehearse(task, teacher, opened, settings, stages, processes.together))
+        outputs, costs = _complete(task, teacher, opened, cache, stages, processes)
+    processes.first(lambda: require_measured(task, outputs["teacher"], outputs.keys() - {"teacher"}))
     settings = replace(settings, gate=f"validation_{task.metric}", best="max" if task.more else "min")
-    trainings.begin(again=again)
-    trained = _train(task, outputs["teacher"], settings, trainings, stages)
-    data = report(task, identity, trained, outputs, costs, stages.seconds, stages.paused).as_dict()
-    students = {name: trained[name, data["shipped"]].model for name in PUPILS}
-    try:
-        publish(folder / identity, lambda fresh: _write(fresh, students, data, task.files(identity)))
-    except (OSError, SafetensorError) as error:
-        raise DependencyError(
-            str(folder),
-            f"student {identity} cannot be written: {error}",
-            remedy="make room there and run the same command, which continues after training",
-        ) from error
-    trainings.end()
-    reached = data["models"]["student"]["quality"][task.metric]
-    progress(f"student {identity}: test {task.metric} {'undefined' if reached is None else f'{reached:.4f}'}", 1.0)
-    return DistillationReport(folder / identity, data)
+    processes.first(lambda: trainings.begin(again=again))
+    trainings.require_shared()
+    trained = _train(task, outputs["teacher"], settings, trainings, stages, processes)
+
+    def reported() -> dict[str, Any]:
+        data = report(task, path.name, trained, outputs, costs, stages.seconds, stages.paused).as_dict()
+        students = {name: trained[name, data["shipped"]].model for name in PUPILS}
+        try:
+            publish(path, lambda fresh: _write(fresh, students, data, task.files(path.name)))
+        except (OSError, SafetensorError) as error:
+            raise DependencyError(
+                str(folder),
+                f"student {path.name} cannot be written: {error}",
+                remedy="make room there and run the same command, which continues after training",
+            ) from error
+        trainings.end()
+        reached = data["models"]["student"]["quality"][task.metric]
+        shown = "undefined" if reached is None else f"{reached:.4f}"
+        progress(f"student {path.name}: test {task.metric} {shown}", 1.0)
+        return data
+
+    return DistillationReport(path, processes.first(reported, dict[str, Any]), leads=processes.leads)
+
+
+def _require_divisible(settings: TrainingSettings, processes: int, where: str) -> None:
+    parts = processes * settings.accumulation
+    if processes > 1 and settings.batch % parts:
+        found = f"{settings.batch} rows cannot be divided among {processes} processes"
+        found += f" with accumulation {settings.accumulation}" if settings.accumulation > 1 else ""
+        raise ConfigurationError(where, [Problem("batch", found, f"a multiple of {parts}")])
+
+
+def _seen(task: Task, student: str, outputs: OutputCache) -> dict[str, str]:
+    """Return digests of everything that must be the same in every process."""
+    material = task.material
+    seen = {"training set": material.training_set, "contract": material.contract, "rows": table_digest(material.table)}
+    if material.device is not None:
+        seen["rows on devices"] = table_digest(material.device)
+    return {**seen, "task data": task.content(), "teacher": outputs.path.name, "definitions and versions": student}
 
 
 def _require_ready(declaration: Distillation) -> None:
     if problems := declaration.problems():
         raise ConfigurationError(declaration.where, problems)
     require_runtimes(declaration)
-    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise DependencyError(
-            declaration.where,
-            f"was started as {processes} processes, each of which would train the teacher and write the student",
-            expected="one process",
-            remedy="launch a script of your own that runs a Training (docs/training.md)",
-        )
 
 
-def _existing(task: Task, path: Path, progress: Progress) -> DistillationReport | None:
+def _existing(task: Task, path: Path, progress: Progress) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
@@ -142,11 +189,38 @@ def _existing(task: Task, path: Path, progress: Progress) -> DistillationReport 
     if (data.get("format"), data.get("id")) != (FORMAT, path.name):
         return None
     progress(f"student {path.name}: {UNCHANGED}", 1.0)
-    return DistillationReport(path, data, trained=False)
+    return data
+
+
+def _rehearse(
+    task: Task, teacher: Teacher, opened: OutputCache, settings: TrainingSettings, stages: "_Stages", processes: int
+) -> None:
+    # Each process computes its share of a batch.
+    rehearse(task, teacher, opened, replace(settings, accumulation=settings.accumulation * processes), stages.note)
+    opened.flush()
 
 
 def _complete(
-    task: Task, teacher: Teacher, opened: OutputCache, cache: Path, stages: "_Stages"
+    task: Task, teacher: Teacher, opened: OutputCache, cache: Path, stages: "_Stages", processes: Processes
+) -> tuple[dict[str, OutputCache], dict[str, TeacherCost]]:
+    """Compute the outputs of the teacher, with all processes if it is shareable, and of the references in the first."""
+    outputs, costs = {"teacher": opened}, dict[str, TeacherCost]()
+    if processes.leads:
+        outputs, costs = _first_outputs(task, teacher, opened, cache, stages, processes)
+    elif teacher.shareable:
+        opened.fill(rank=processes.rank, processes=processes.count)
+    processes.meet()
+    opened.refresh()
+    if opened.missing:
+        raise DependencyError(
+            task.material.declaration.where, f"rank {processes.rank} does not see {opened.missing:,} outputs of the "
+            f"teacher in {opened.path}", expected="a folder that all processes share",
+        )  # fmt: skip
+    return outputs, costs
+
+
+def _first_outputs(
+    task: Task, teacher: Teacher, opened: OutputCache, cache: Path, stages: "_Stages", processes: Processes
 ) -> tuple[dict[str, OutputCache], dict[str, TeacherCost]]:
     rows, test, references = np.arange(task.material.table.num_rows), task.material.parts.test, task.references()
     outputs, costs = {"teacher": opened}, dict[str, TeacherCost]()
@@ -156,30 +230,35 @@ def _complete(
     models = [("teacher", teacher, rows, 0.35), *((name, model, test, 0.5) for name, model in references.items())]
     for name, model, part, share in models:
         outputs[name], costs[name] = complete_outputs(
-            task, model, part, cache, stages.within(name, share), outputs[name], paused=stages.pause
-        )
+            task, model, part, cache, stages.within(name, share), outputs[name], paused=stages.pause,
+            processes=processes.count if name == "teacher" and teacher.shareable else 1,
+        )  # fmt: skip
         stages.done(name, share)
     return outputs, costs
 
 
 def _train(
-    task: Task, outputs: OutputCache, settings: TrainingSettings, trainings: "_Trainings", stages: "_Stages"
-) -> dict[tuple[str, int], Trained]:
+    task: Task, outputs: OutputCache, settings: TrainingSettings, trainings: Trainings, stages: "_Stages",
+    processes: Processes,
+) -> dict[tuple[str, int], Trained]:  # fmt: skip
     declaration, trained = task.material.declaration, dict[tuple[str, int], Trained]()
     rows, cpu = task.material.parts.validation, torch.device("cpu")
     theirs = outputs.float32(rows)
     if trainings.only_reporting_changed:
         stages.note(JUDGED_ANEW)
+    if processes.together < processes.count:
+        _train_own(task, outputs, settings, trainings, stages, processes)
+        if not processes.leads:
+            return trained
     for seed in range(declaration.seed, declaration.seed + declaration.seeds):
         for name in PUPILS:
             place = f"{name}-{seed}"
             share = 0.5 + 0.45 * (len(trained) + 1) / (len(PUPILS) * declaration.seeds)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                student, objective = task.student(), task.objective()
+            student, objective = _untrained(task, seed)
             if name == "control":
                 if not objective.asks_teacher:  # the student is its own control
-                    trained[name, seed] = trained["student", seed]
+                    if processes.leads:
+                        trained[name, seed] = trained["student", seed]
                     continue
                 if (alone := objective.without_teacher()) is None:  # without the teacher there is nothing to learn
                     untrained = task.finished(student.eval())
@@ -189,6 +268,8 @@ def _train(
                 objective = alone
             seeded, report_progress = replace(settings, seed=seed), stages.within(place, share)
             run = train_student(task, student, objective, outputs, seeded, trainings.folder / place, report_progress)
+            if not processes.leads:
+                continue
             student = task.finished(student)
             require_steady(task, student, rows[:STEADY], place)
             if trainings.only_reporting_changed:
@@ -199,40 +280,28 @@ def _train(
     return trained
 
 
-@dataclass(frozen=True)
-class _Trainings:
-    """The run folders of one training, subfolders of `folder`, and the id of the `student` to write from them."""
+def _train_own(
+    task: Task, outputs: OutputCache, settings: TrainingSettings, trainings: Trainings, stages: "_Stages",
+    processes: Processes,
+) -> None:  # fmt: skip
+    """Train this process's share of the models to the end, and wait for the others. `_train` finds them trained."""
+    seeds = range(task.material.declaration.seed, task.material.declaration.seed + task.material.declaration.seeds)
+    for name, seed in [(name, seed) for name in PUPILS for seed in seeds][processes.rank :: processes.count]:
+        student, objective = _untrained(task, seed)
+        learned: Objective | None = objective
+        if name == "control":
+            learned = objective.without_teacher() if objective.asks_teacher else None
+        if learned is not None:
+            place = f"{name}-{seed}"
+            of, report_progress = replace(settings, seed=seed), stages.within(place, 0.95)
+            train_student(task, student, learned, outputs, of, trainings.folder / place, report_progress)
+    processes.meet()
 
-    folder: Path
-    student: str
 
-    def begin(self, *, again: bool) -> None:
-        if again and self._written.exists():  # otherwise continue an interrupted `again`
-            for run in self.folder.glob("*-*"):
-                discard(run)
-            self._selected.unlink(missing_ok=True)
-            self._written.unlink()
-        if not self._selected.exists():
-            write_atomically(self._selected, self.student.encode())
-
-    @property
-    def only_reporting_changed(self) -> bool:
-        """True if the weights were trained for another student id: only reporting code changed. Call `begin` first."""
-        return self._selected.read_text(encoding="utf-8") != self.student
-
-    def end(self) -> None:
-        """Record that the student is written; delete all checkpoints in `runs` except this training's final weights."""
-        write_atomically(self._written, self.student.encode())
-        for run in self.folder.parent.glob("*/*"):
-            discard(run, finished=run.parent != self.folder)
-
-    @property
-    def _selected(self) -> Path:
-        return self.folder / "selected"
-
-    @property
-    def _written(self) -> Path:
-        return self.folder / "written"
+def _untrained(task: Task, seed: int) -> tuple[nn.Module, Objective]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return task.student(), task.objective()
 
 
 @dataclass

@@ -10,6 +10,7 @@ IsthmusError
 ├── PackageError           exit 1   a model package is damaged, altered or incomplete
 ├── RequestError           exit 2   a lookup or prediction asks for something that does not exist
 ├── DependencyError        exit 3   Redis, Java, an engine or an optional library is not available
+│   ├── LostProcessError   exit 3   another process of a training ended or hangs
 │   └── LostRowsError      exit 3   Redis no longer has rows that were materialized
 └── Stopped                exit 130 or 143   SIGINT or SIGTERM; finished work is saved
 """
@@ -141,6 +142,10 @@ class DependencyError(IsthmusError):
     def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "", passes: bool = True) -> None:
         super().__init__(where, found, expected=expected, remedy=remedy)
         self.passes = passes
+
+
+class LostProcessError(DependencyError):
+    """Another process of the same training ended or hangs; the cause is its own error, if it has one."""
 
 
 class LostRowsError(DependencyError):

@@ -35,7 +35,8 @@ class TrainingProfile:
         nodes: machines of the fleet that train together.
         per_node: processes per node; each uses one accelerator if there are any.
         memory_mb: main memory per node, in MiB.
-        script: script that every process runs, relative to the project; None for `isthmus distill` in a single process.
+        wait_seconds: time after which a process gives up on another one that does not answer.
+        script: script that every process runs, relative to the project; None for `isthmus distill`.
     """
 
     device: Literal["cpu", "cuda", "auto"] = "cpu"
@@ -51,6 +52,7 @@ class TrainingProfile:
     per_node: _Count = 1
     interconnect: Literal["ethernet", "infiniband"] = "ethernet"
     memory_mb: _Count = 8192
+    wait_seconds: Annotated[float, Gt(0)] = 300.0
     script: str | None = None
 
     @property
@@ -78,9 +80,6 @@ class TrainingProfile:
             yield Problem("device", f'"cpu" leaves the accelerator {self.accelerator} idle', '"cuda" or "auto"')
         if self.precision == "bf16" and self.accelerator in WITHOUT_BF16:
             yield Problem("precision", f'"bf16", which {self.accelerator} does not support', '"fp32"')
-        if self.processes > 1 and self.script is None:
-            missing = f"not set for {self.processes} processes, but `isthmus distill` is a single process"
-            yield Problem("script", missing, "a script (docs/training.md), or nodes = 1 and per_node = 1")
         if self.batch < self.processes:
             small = f"{self.batch} rows cannot be divided among {self.processes} processes"
             yield Problem("batch", small, f"{self.processes} or more")

@@ -67,6 +67,7 @@ def test_the_boundary_card_has_both_halves() -> None:
     assert training == {
         "device": "cpu",
         "precision": "fp32",
+        "processes": "1",
         "threads": "2",
         "rows": "228,907",
         "steps": "1,790",

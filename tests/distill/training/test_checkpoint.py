@@ -106,7 +106,7 @@ def test_the_checkpoint_of_another_run_is_passed_over_with_the_reason(tmp_path: 
     notes: list[str] = []
     assert checkpoints(tmp_path, notes, "another").latest() is None
     assert len(notes) == 2
-    assert all("a run with other settings, data, shapes" in note for note in notes)
+    assert all("a run with other settings, data or shapes" in note for note in notes)
     written(tmp_path, 7, 8, identity="another")
     found = checkpoints(tmp_path, [], "another").latest()
     assert found is not None

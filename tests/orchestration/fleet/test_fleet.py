@@ -50,6 +50,7 @@ PROJECTS = {
     "gpus": GPUS,
     "one_gpu": '[profiles.training]\ndevice = "auto"\naccelerator = "nvidia-t4"\n',
     "cpus": '[profiles.training]\nper_node = 2\nscript = "jobs/train.py"\n',
+    "distilling": "[profiles.training]\nnodes = 2\nper_node = 2\n",
     "servers": (
         "[profiles.serving]\nreplicas_min = 3\nreplicas_max = 3\ntarget_utilization = 0.75\nthreads = 2\n"
         "memory_mb = 100\nbatch = 32\n[server]\nworkers = 4\nport = 8080\n[server.limits]\ndeadline_seconds = 9.5\n"
@@ -272,6 +273,7 @@ def test_one_process_is_started_without_a_launcher(tmp_path: Path) -> None:
     [
         ("defaults", {"distributed_type": "NO", "num_machines": 1, "num_processes": 1, "use_cpu": True}),
         ("one_gpu", {"distributed_type": "NO", "num_machines": 1, "num_processes": 1, "use_cpu": False}),
+        ("distilling", {"distributed_type": "MULTI_GPU", "num_machines": 2, "num_processes": 4, "use_cpu": True}),
         ("cpus", {"distributed_type": "MULTI_GPU", "num_machines": 1, "num_processes": 2, "use_cpu": True}),
         ("gpus", {"distributed_type": "MULTI_GPU", "num_machines": 2, "num_processes": 8, "use_cpu": False,
                   "mixed_precision": "bf16", "main_process_ip": "shop-training-0.shop-training"}),
@@ -299,6 +301,10 @@ def test_accelerate_takes_its_configuration(tmp_path: Path, key: str, expected: 
     assert (arguments.num_machines, arguments.num_processes) == (loaded.num_machines, loaded.num_processes)
     assert (arguments.machine_rank, arguments.multi_gpu) == (1, True)
     assert arguments.main_process_ip == loaded.main_process_ip
+    if key == "distilling":
+        assert (arguments.module, arguments.training_script) == (True, "isthmus")
+        assert arguments.training_script_args == ["distill", "--project", "/project"]
+        return
     assert arguments.training_script.startswith("/project/")
     assert arguments.training_script.endswith("train.py")
 
@@ -722,7 +728,8 @@ def test_secrets_of_the_environment_are_in_no_file(tmp_path: Path, monkeypatch: 
 
 def placed() -> Iterator[tuple[Any, str, object]]:
     """Profiles, and their settings that no student and no package depends on."""
-    for name in ("give_way", "framework", "accelerator", "nodes", "per_node", "interconnect", "memory_mb", "script"):
+    for name in ("give_way", "framework", "accelerator", "nodes", "per_node", "interconnect", "memory_mb",
+                 "wait_seconds", "script"):  # fmt: skip
         yield TrainingProfile(), name, "other"
     for name in ("batch", "probation_seconds", "replicas_min", "replicas_max", "target_utilization"):
         yield ServingProfile(), name, 7

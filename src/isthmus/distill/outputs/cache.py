@@ -181,11 +181,12 @@ class OutputCache:
         batches = [batch for rows in parts for batch in in_batches(rows, self.batch)]
         return sum(bool(asked[batch].any()) for batch in batches), sum(int(asked[batch].sum()) for batch in batches)
 
-    def fill(self, progress: Progress = silent) -> None:
+    def fill(self, progress: Progress = silent, *, rank: int = 0, processes: int = 1) -> None:
         """Compute all missing outputs in row order, and write them to disk.
 
         If an error ends the call early, the outputs so far are still written. Skips rows that other processes write
-        meanwhile. `progress` is called with a line of text and the finished share of the rows, 0 to 1.
+        meanwhile. `progress` is called with a line of text and the finished share of the rows, 0 to 1. With several
+        `processes`, computes only the batches of the process `rank`.
 
         Raises:
             ConfigurationError: the teacher is not frozen, or lacks an output.
@@ -194,8 +195,11 @@ class OutputCache:
             DependencyError: a shard cannot be written, for example because the disk is full.
         """
         self.refresh()
-        todo = self._in_order(np.flatnonzero(self._shard < 0))
-        total, began, computed = len(self._shard), time.monotonic(), 0
+        every = self._in_order(np.arange(len(self._shard)))
+        # By the place among all rows, because processes may see each other's first shards or not.
+        every = every[np.arange(len(every)) // self.batch % processes == rank]
+        todo = every[self._shard[every] < 0]
+        total, began, computed = len(every), time.monotonic(), 0
         with self:  # publish on errors too: outputs may have cost money
             while len(todo):
                 batch, todo = todo[: self.batch], todo[self.batch :]

@@ -72,6 +72,7 @@ def _training(half: TrainingHalf, prices: Prices, currency: str) -> Fields:
     return Fields([
         ("device", half.device or UNKNOWN),
         ("precision", half.precision or UNKNOWN),
+        ("processes", " and ".join(map(number, half.processes))),
         ("threads", number(half.threads)),
         ("rows", number(half.rows)),
         ("steps", number(half.steps)),

@@ -125,7 +125,8 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
         } | {name: ModelRecord(about[name], quality[name], **pupils[name]) for name in PUPILS},
         runs=[
             TrainingRun(
-                name, seed, state.step, round(state.seconds, 3), measured[name, seed], state.history, pupil.run.planned
+                name, seed, state.step, round(state.seconds, 3), measured[name, seed], state.history, pupil.run.planned,
+                {str(count): steps for count, steps in state.processes.items()},
             )
             for (name, seed), pupil in trained.items()
             for state in (pupil.run.state,)
@@ -269,6 +270,10 @@ def _pupils(
 def _training(task: Task, runs: Sequence[StudentRun]) -> TrainingHalf:
     profile, states = task.material.profile, [run.state for run in runs]
     rows, seconds = sum(run.rows for run in runs), sum(state.seconds for state in states)
+    device_seconds = sum(
+        state.seconds * sum(count * steps for count, steps in state.processes.items()) / (state.step or 1)
+        for state in states
+    )
     return TrainingHalf(
         device=resolve(profile).type,
         host=f"{platform.machine()}, torch {torch.__version__}",
@@ -277,9 +282,10 @@ def _training(task: Task, runs: Sequence[StudentRun]) -> TrainingHalf:
         rows=rows,
         steps=sum(state.step for state in states),
         seconds=round(seconds, 3),
-        device_hours=seconds / 3600,
+        device_hours=device_seconds / 3600,
         slowed_seconds=round(sum(state.slowed for state in states), 3),
         paused_seconds=round(sum(state.paused for state in states), 3),
+        processes=sorted({count for state in states for count in state.processes}) or [1],
         flops=sum(run.flops for run in runs),
         peak_mb=round(max(state.peak for state in states) / 2**20),
         rows_per_second=round(rows / seconds) if seconds else None,

@@ -34,7 +34,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
 class TrainingRun(msgspec.Struct, frozen=True):
     """The training of a model with one seed. `history` has an entry per evaluation, with its `step`.
 
-    `steps` is less than `planned` if training stopped early.
+    `steps` is less than `planned` if training stopped early. `processes` has the steps by number of processes.
     """
 
     model: str
@@ -44,6 +44,7 @@ class TrainingRun(msgspec.Struct, frozen=True):
     quality: Quality = {}
     history: Sequence[Quality] = ()
     planned: int | None = None
+    processes: dict[str, int] = {}
 
 
 class SeedMean(msgspec.Struct, frozen=True):
@@ -74,6 +75,8 @@ class AtAge(msgspec.Struct, frozen=True):
 
 
 class TrainingHalf(msgspec.Struct, frozen=True):
+    """The cost of training all students and controls. `processes` has each number of processes that trained them."""
+
     device: str | None = None
     host: str = ""
     precision: str | None = None
@@ -84,6 +87,7 @@ class TrainingHalf(msgspec.Struct, frozen=True):
     device_hours: float | None = None
     slowed_seconds: float = 0.0
     paused_seconds: float = 0.0
+    processes: Sequence[int] = (1,)
     flops: float | None = None
     peak_mb: float | None = None
     rows_per_second: float | None = None

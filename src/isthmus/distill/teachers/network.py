@@ -32,6 +32,8 @@ class NetworkTeacher(Teacher):
         ConfigurationError: keys or labels are not valid (see `Teacher`), or no submodule has the name of a tap.
     """
 
+    shareable = True
+
     def __init__(
         self,
         module: nn.Module,

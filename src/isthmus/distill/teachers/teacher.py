@@ -47,6 +47,8 @@ class Teacher(ABC):
 
     costly = False
     """True if a call may cost money or much time: calls are announced, and only made if they are needed."""
+    shareable = False
+    """True if each of several processes may compute a share of the outputs, because nothing is fitted first."""
 
     def __init__(
         self, name: str, keys: Sequence[str], *, labels: Sequence[str] | None = None, version: str = ""

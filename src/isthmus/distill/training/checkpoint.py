@@ -1,7 +1,8 @@
-"""The last two checkpoints of a training run: tensors and a record, published atomically."""
+"""The last two checkpoints of a training run, published atomically, and the folders of the runs of a distillation."""
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
@@ -12,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from isthmus.features.errors import DependencyError
-from isthmus.features.files import publish
+from isthmus.features.files import publish, write_atomically
 
+_PROCESSES = "-p"
+"""Between an identity and the number of processes, if there are several."""
 _PLACES = ("checkpoint-a", "checkpoint-b")
 _TENSORS, _RECORD, _SUMS = "tensors.safetensors", "record.json", "SHA256SUMS"
 
@@ -33,6 +36,7 @@ class RunState(msgspec.Struct, forbid_unknown_fields=True):
         slowed: seconds on fewer cores because of servers, part of `seconds`.
         paused: seconds of pauses because of servers.
         peak: peak memory of the first process in bytes (`accelerator.peak`), the largest of all runs that resumed.
+        processes: steps by the number of processes that took them.
     """
 
     step: int = 0
@@ -46,6 +50,7 @@ class RunState(msgspec.Struct, forbid_unknown_fields=True):
     slowed: float = 0.0
     paused: float = 0.0
     peak: int = 0
+    processes: dict[int, int] = {}
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,7 +113,7 @@ class Checkpoints:
             raise ValueError("its files do not match their SHA-256 sums")
         record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_Record)
         if record.identity != self._identity:
-            raise ValueError("it belongs to a run with other settings, data, shapes or number of processes")
+            raise ValueError("it belongs to a run with other settings, data or shapes")
         return record.state
 
 
@@ -165,6 +170,67 @@ def discard(folder: Path, *, finished: bool = True) -> None:
             continue
         for path in (folder / place, *folder.glob(f".{place}-*")):
             rmtree(path, ignore_errors=True)
+
+
+def processes_identity(identity: str, count: int) -> str:
+    """Return the identity of a student, or of a training, with several processes: they change the last bits."""
+    return identity if count == 1 else f"{identity}{_PROCESSES}{count}"
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The run folders of one training, subfolders of `folder`, and the id of the `student` to write from them.
+
+    The id is that of a student from one process, whatever the number of processes, which is in the name of `folder`.
+    """
+
+    folder: Path
+    student: str
+
+    def begin(self, *, again: bool) -> None:
+        if not self.folder.exists():
+            self._continue_other()
+        if again and self._written.exists():  # otherwise continue an interrupted `again`
+            for run in self.folder.glob("*-*"):
+                discard(run)
+            self._selected.unlink(missing_ok=True)
+            self._written.unlink()
+        if not self._selected.exists():
+            write_atomically(self._selected, self.student.encode())
+
+    def _continue_other(self) -> None:
+        """Take over the folder of the same training with another number of processes, if it was interrupted."""
+        base = self.folder.name.partition(_PROCESSES)[0]
+        for other in self.folder.parent.glob(f"{base}*"):
+            if other.name.partition(_PROCESSES)[0] == base and not (other / self._written.name).exists():
+                other.rename(self.folder)
+                return
+
+    def require_shared(self) -> None:
+        if not self._selected.exists():
+            raise DependencyError(
+                str(self.folder), "the folder that the first process has written is not visible to another process",
+                expected="a folder that all processes share",
+            )  # fmt: skip
+
+    @property
+    def only_reporting_changed(self) -> bool:
+        """True if the weights were trained for another student id: only reporting code changed. Call `begin` first."""
+        return self._selected.read_text(encoding="utf-8") != self.student
+
+    def end(self) -> None:
+        """Record that the student is written; delete all checkpoints in `runs` except this training's final weights."""
+        write_atomically(self._written, self.student.encode())
+        for run in self.folder.parent.glob("*/*"):
+            discard(run, finished=run.parent != self.folder)
+
+    @property
+    def _selected(self) -> Path:
+        return self.folder / "selected"
+
+    @property
+    def _written(self) -> Path:
+        return self.folder / "written"
 
 
 def _is_over(place: Path) -> bool:

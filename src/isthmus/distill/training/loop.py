@@ -23,7 +23,7 @@ from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.throttle.policy import Throttle
 from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, pack, pack_best, restore
 from isthmus.distill.training.groups import group_problems, whole_groups
-from isthmus.distill.training.parts import Parts, SplitStep, Step, TrainingRows, losses
+from isthmus.distill.training.parts import Parts, SplitStep, Step, TrainingRows, losses, require_same_step
 from isthmus.distill.training.runlog import RunLog
 from isthmus.distill.training.signals import interruption
 from isthmus.features.contract.schema import sha256
@@ -59,8 +59,8 @@ class Training:
         step: function that runs the module on a batch and returns the loss and its terms.
         settings: duration, learning rate and gate (the metric that selects the best weights).
         accelerator: device, precision and processes, from `isthmus.training.accelerator`.
-        evaluate: function that computes the metrics; None for no metrics. With several processes, the metrics of the
-            first process count.
+        evaluate: function that computes the metrics; None for no metrics. With several processes, all call it at the
+            same step, and the metrics of the first process count.
         folder: folder of checkpoints and event files, visible to all processes; None to write neither.
         data_id: identity of the data; different data make a different run.
         where: name of the training for error messages.
@@ -162,7 +162,7 @@ class _Run:
         return sha256({
             "settings": self.settings.identity(), "data": self.training.data_id, "rows": len(self.training.data),
             "shapes": {name: [str(value.dtype), *value.shape] for name, value in self.best_weights.items()},
-            "trained": [*self.trainable], "processes": self.processes,
+            "trained": [*self.trainable],
         })  # fmt: skip
 
     def resume(self) -> None:
@@ -170,11 +170,15 @@ class _Run:
         if self.checkpoints and (latest := self.checkpoints.latest()):
             self.state, tensors = latest
             self.best_weights = restore(tensors, self.module, self.optimizer)
-            torch.set_rng_state(tensors["random.cpu"][self.rank].clone())
-            if "random.cuda" in tensors and self.device.type == "cuda":
-                torch.cuda.set_rng_state(tensors["random.cuda"][self.rank].clone(), self.device)
+            if len(tensors["random.cpu"]) == self.processes:
+                torch.set_rng_state(tensors["random.cpu"][self.rank].clone())
+                if "random.cuda" in tensors and self.device.type == "cuda":
+                    torch.cuda.set_rng_state(tensors["random.cuda"][self.rank].clone(), self.device)
+            else:  # of another number of processes
+                torch.manual_seed(_seed(2, self.settings.seed, self.rank, self.state.step))
             step = f"step {self.state.step} of {self.total}"
             self._report(f"is trained already, to {step}" if self.state.over else f"goes on after {step}")
+        require_same_step(self.state.step, self.processes, self.device, self.training.where)
         if not self.state.over:
             self.log.begin(self.state.step)
         if self.training.latency:
@@ -234,6 +238,7 @@ class _Run:
         self.names = names
         self.pending += sums
         state.step += 1
+        state.processes[self.processes] = state.processes.get(self.processes, 0) + 1
         self.rows += len(rows)
 
     def _versions(self) -> list[int | None]:
@@ -310,6 +315,9 @@ class _Run:
         state, settings, where = self.state, self.settings, self.training.where
         metrics: dict[str, float] = {}
         if self.training.evaluate:
+            if self.processes > 1:
+                for buffer in self.module.buffers():  # statistics of batch norm, which each process has of its rows
+                    distributed.broadcast(buffer, 0)
             self.module.eval()
             with torch.inference_mode():
                 metrics = {name: float(value) for name, value in self.training.evaluate(self.module).items()}

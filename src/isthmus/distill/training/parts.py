@@ -7,6 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, distributed, nn
 
+from isthmus.features.errors import DependencyError
+
 Stepped = tuple[Tensor, Mapping[str, Tensor]]
 Step = Callable[[nn.Module, Any, float], Stepped]
 """Maps the module, a batch and the finished share of training to the loss, a mean over rows, and to its
@@ -93,3 +95,18 @@ def losses(step: Step, module: nn.Module, data: TrainingRows, parts: Parts, done
         weight = 0.0 if parts.empty else len(part) / len(parts.rows)
         # Do not multiply by 1, which takes time.
         yield (loss, values) if weight == 1 else (loss * weight, {key: value * weight for key, value in values.items()})
+
+
+def require_same_step(step: int, processes: int, device: torch.device, where: str) -> None:
+    """Raise a DependencyError, in all processes, unless they go on after the same step, since they share a folder."""
+    if processes == 1:
+        return
+    own = torch.tensor([step], device=device)
+    steps = [torch.empty_like(own) for _ in range(processes)]
+    distributed.all_gather(steps, own)
+    found = [int(each) for each in steps]
+    if len({*found}) > 1:
+        shown = ", ".join(f"rank {rank} after step {each}" for rank, each in enumerate(found))
+        raise DependencyError(
+            where, f"the processes see different checkpoints: {shown}", expected="a folder that all processes share"
+        )

@@ -1,6 +1,7 @@
 """Batches with teacher outputs, and the training run of a student."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from isthmus.distill.accelerator import accelerator, enough_memory, threads
+from isthmus.distill.accelerator import accelerator, cores, enough_memory, threads
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import OutputCache
 from isthmus.distill.settings import TrainingSettings
@@ -21,7 +23,7 @@ from isthmus.distill.training.checkpoint import RunState
 from isthmus.distill.training.loop import Training
 from isthmus.distill.training.parts import Parts, losses
 from isthmus.distill.training.studentstep import StudentStep
-from isthmus.distill.types import Index
+from isthmus.distill.types import Array, Index
 from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.progress import Progress
@@ -126,15 +128,21 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     expected = outputs.float32(parts.validation)
 
     def evaluate(module: nn.Module) -> dict[str, float]:
-        outputs = student_answers(task, module, parts.validation, device)
+        outputs = _validated(task, module, accelerated)
+        if not accelerated.is_main_process:
+            return {name: 0.0}  # that of the first process counts
         finite = all(np.isfinite(array).all() for array in outputs.values())
         return {name: task.score(outputs, parts.validation, expected) if finite else math.nan}
 
     numbers = task.groups(train)
     groups = None if numbers is None else torch.from_numpy(numbers)
     module = _Student(student, objective)
-    flops = _checked(module, batches, replace(step, steps=None), settings, device)
-    used = min(task.material.profile.threads, 1 + settings.batch // task.rows_per_thread)
+    processes = accelerated.num_processes
+    share = replace(settings, accumulation=settings.accumulation * processes)
+    flops = _checked(module, batches, replace(step, steps=None), share, device)
+    used = min(task.material.profile.threads, 1 + settings.batch // processes // task.rows_per_thread)
+    if processes > 1:  # all processes of this machine share its cores
+        used = min(used, max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     try:
         with threads(used):
             _, state, waited = Training(
@@ -149,6 +157,17 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     rows = epochs * len(batches) + steps * settings.batch
     best = max(metrics) if task.more else min(metrics)
     return StudentRun(state, best, settings.total(len(batches)), rows, flops * rows, waited, used)
+
+
+def _validated(task: Task, module: nn.Module, accelerated: Accelerator) -> dict[str, Array]:
+    """Return the outputs for all validation rows; each of several processes computes a share of them."""
+    rows = task.material.parts.validation
+    if not 1 < accelerated.num_processes <= len(rows):
+        return student_answers(task, module, rows, accelerated.device)
+    parts = Parts(torch.from_numpy(rows), 1, accelerated.num_processes, accelerated.process_index)
+    outputs = student_answers(task, module, parts.indexes[0].numpy(), accelerated.device)
+    gathered = {key: parts.gather(torch.from_numpy(array).to(accelerated.device)) for key, array in outputs.items()}
+    return {key: tensor.cpu().numpy() for key, tensor in gathered.items()}
 
 
 def first_parts(task: Task, settings: TrainingSettings, rows: int) -> Parts:

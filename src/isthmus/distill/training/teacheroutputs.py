@@ -94,7 +94,7 @@ def announce_calls(teacher: Teacher, outputs: OutputCache, first: Index, note: C
 
 def complete_outputs(  # noqa: PLR0913 - all parts of a pass
     task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: OutputCache | None = None,
-    *, paused: Callable[[float], None] = lambda _seconds: None,
+    *, paused: Callable[[float], None] = lambda _seconds: None, processes: int = 1,
 ) -> tuple[OutputCache, TeacherCost]:  # fmt: skip
     """Compute the teacher's outputs that the cache lacks, and measure the teacher's cost. Return outputs and cost.
 
@@ -102,7 +102,8 @@ def complete_outputs(  # noqa: PLR0913 - all parts of a pass
     `cache`, and a second call only reads them. Pause while servers on this machine need its cores.
 
     `rows` are row indexes of the task's table. `outputs` is the result of `open_outputs` for the same arguments, if the
-    caller already has it. `paused` is called with the seconds of each pause.
+    caller already has it. `paused` is called with the seconds of each pause. With several `processes`, compute the
+    share of the first one.
 
     Raises:
         ConfigurationError: the teacher does not fit the task, is not frozen, or lacks an output.
@@ -113,7 +114,7 @@ def complete_outputs(  # noqa: PLR0913 - all parts of a pass
     outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:
         with throttled(task.material.latency, progress, torch.get_num_threads(), paused) as on_progress:
-            outputs.fill(on_progress)
+            outputs.fill(on_progress, processes=processes)
     else:
         progress(f"cached outputs {outputs.path.name[:12]}", 1.0)
     return outputs, _cost(task, teacher, rows, outputs)

@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from isthmus.orchestration.cli import contracts, features, keys, models, package
 from isthmus.orchestration.cli.help import WIDTH, CommandGroup
 from isthmus.orchestration.cli.options import ProjectOption
 from isthmus.orchestration.cli.screens.terminal import say, write_json
+from isthmus.orchestration.models.launch import ERRORS, write_error
 
 _INTERRUPTED = 130  # typer's exit code for Ctrl-C
 # The base class of typer's usage errors: click's class, or typer's copy of it.
@@ -124,6 +126,9 @@ def _ordered(arguments: Sequence[str]) -> list[str]:
 
 
 def _failed(arguments: Sequence[str], error: IsthmusError) -> int:
+    if folder := os.environ.get(ERRORS):
+        write_error(Path(folder), error)
+        return error.exit_code
     if "--debug" in arguments:
         traceback.print_exc()
     if "--json" in arguments:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from isthmus.features.errors import RequestError
 from isthmus.orchestration.cli.options import (
     TARGET,
     JsonOption,
@@ -16,6 +17,7 @@ from isthmus.orchestration.cli.options import (
     open_project,
 )
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say
+from isthmus.orchestration.models.launch import end_with_launcher, launch
 
 if TYPE_CHECKING:
     from isthmus.features.days import Days
@@ -31,6 +33,13 @@ package = typer.Typer()
 def distill(
     name: NameArgument = None,
     again: Annotated[bool, typer.Option("--again", help="Train even if nothing has changed.")] = False,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes on this machine that train together, each on its share of a batch.")
+    ] = 1,
+    parallel: Annotated[
+        int,
+        typer.Option(min=1, help="Processes that train students and controls side by side, with the same figures."),
+    ] = 1,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,13 +48,24 @@ def distill(
     These are a control without the teacher and, for tables and for texts with a label, a reference. Skipped if nothing
     has changed.
     """
+    opened = open_project(project)
+    if processes > 1 and parallel > 1:
+        raise RequestError("command line", "--processes and --parallel cannot be combined", expected="one of them")
+    if (count := max(processes, parallel)) > 1:
+        options = [*([name] if name else []), *["--again"] * again, *["--json"] * as_json]
+        launch(opened.root, ["distill", *options], count, side_by_side=parallel > 1)
+        return
     from isthmus.orchestration.models.students import distill as run
 
+    end_with_launcher()
     with progress() as bar:
-        report = run(open_project(project), name, again=again, progress=bar).as_dict()
+        report = run(opened, name, again=again, progress=bar)
+    if not report.leads:
+        return
     from isthmus.orchestration.cli.screens.models import distillation_blocks
 
-    present(report, partial(distillation_blocks, report), as_json=as_json)
+    plain = report.as_dict()
+    present(plain, partial(distillation_blocks, plain), as_json=as_json)
 
 
 @model.command()

@@ -57,24 +57,31 @@ def distill(
     tabular data, a teacher that reads only the student's features; for texts with a label, TF-IDF with a linear model.
     The student becomes the last one of its distillation, which `export` packages. Nothing is trained if nothing has
     changed since the last training, unless `again` is true. SIGINT or SIGTERM raises Stopped; the same call then
-    continues the training. Raise DataError for an unusable training set, and an IsthmusError if training fails. Raise
-    ConfigurationError for an invalid declaration or, after saving the student, for a gate on an unknown metric.
+    continues the training. Processes that a launcher started train together, and only the first one writes.
+
+    Raise DataError for an unusable training set, and an IsthmusError if training fails. Raise ConfigurationError for an
+    invalid declaration or, after saving the student, for a gate on an unknown metric.
     """
     _limit_spinning()
     with extra("distill"):
         from isthmus.distill.distillation import distill as run
+        from isthmus.distill.training.processes import joined
     artifacts = Artifacts.of(project, name)
-    material = _material(artifacts, artifacts.current_training_set())
     # The task may be a module in the project's folder.
-    with project.importing():
+    with (
+        joined(project.settings.profiles.training, artifacts.declared.where) as processes,
+        project.importing(),
+    ):
         report = run(
-            material,
+            processes.in_turn(lambda: _material(artifacts, artifacts.current_training_set())),
             folder=artifacts.models,
             cache=artifacts.outputs,
             runs=project.state / "runs" / artifacts.declared.name,
             again=again,
             progress=progress,
         )
+    if not report.leads:
+        return report
     # Write the pointer before the documents, which fail for a gate on an unknown metric: fixing it needs no training.
     write_atomically(artifacts.models / "latest", report.id.encode())
     track(artifacts, progress=progress)

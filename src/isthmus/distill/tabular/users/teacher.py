@@ -39,6 +39,7 @@ class UserTeacher(Teacher):
         self._readers: list[ReadOutputs | None] = [None for _ in sources]
         self._lenient = lenient
         self.costly = any(source.costly for source, _ in sources)
+        self.shareable = not any(isinstance(source, FunctionSource) for source, _ in sources)
 
     @cached_property
     def parts(self) -> Sequence[Teacher | None]:
