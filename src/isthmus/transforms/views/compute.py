@@ -235,7 +235,7 @@ def _call(where: str, declaration: FeatureView | Spine, frames: Frames) -> tuple
         columns, renamed = frame.columns, dict[str, str]()
         for source in declaration.sources:
             for name, standard in zip((source.timestamp, source.known), _TIMES, strict=True):
-                if name in columns and standard not in (*columns, *renamed.values()):
+                if name in columns and name not in renamed and standard not in (*columns, *renamed.values()):
                     renamed[name] = standard
         return place, frame.withColumnsRenamed(renamed) if renamed else frame
 
