@@ -28,7 +28,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.settings import VARIABLE, ServerSettings
 from tests.orchestration.shop import Shop
-from tests.orchestration.streams.buses import DEFINITIONS
+from tests.orchestration.streams.buses import DEFINITIONS, RECOMPUTED
 from tests.servers import free_port
 from tests.serving.support import CONTRACT, write_keys
 
@@ -79,7 +79,9 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
 
 def made_of(tmp_path: Path, key: str) -> Made:
     if key == "streams":
-        (tmp_path / "definitions.py").write_text(DEFINITIONS.format(stream='Kafka("stops", "broker:9092")'))
+        (tmp_path / "definitions.py").write_text(
+            (DEFINITIONS + RECOMPUTED).format(stream='Kafka("stops", "broker:9092")')
+        )
     return made_of_text(tmp_path, PROJECTS[key])
 
 
