@@ -91,7 +91,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "profiles.training.batch": "0; expected greater than or equal to 1",
         "profiles.training.epochs": "'four'; expected a whole number",
         "profiles.serving.thread": (
-            "is not a setting (did you mean threads?); expected one of batch, latency_objective_ms, load_ms, "
+            "is not a setting (did you mean threads?); expected one of batch, device, latency_objective_ms, load_ms, "
             "memory_mb, package_kb, precision, probation_seconds, replicas_max, replicas_min, runtime, "
             "target_utilization, threads"
         ),

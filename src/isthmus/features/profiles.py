@@ -12,6 +12,8 @@ _Count = Annotated[int, Ge(1)]
 
 Accelerator = Literal["nvidia-t4", "nvidia-a10", "nvidia-l4", "nvidia-a100", "nvidia-h100", "nvidia-h200"]
 
+ServingDevice = Literal["cpu", "cuda", "tensorrt"]
+
 WITHOUT_BF16 = frozenset({"nvidia-t4"})
 """Accelerators with a compute capability below 8.0 (CUDA C++ Programming Guide, arithmetic instructions)."""
 
@@ -97,6 +99,7 @@ class ServingProfile:
     """How the student is served. The goal is low latency.
 
     Attributes:
+        device: device of the predictions; "cuda" and "tensorrt" are ONNX Runtime's execution providers for a GPU.
         precision: variant of the package to deploy. "w8" stores weights in 8 bits and "fp16" in 16, and both compute in
             float32. "mixed" is w8 for layers with outliers, int8 for all others. "fastest" is the fastest variant at
             export; "smallest" is the first of int8, mixed, w8, fp16 and fp32 that passes the checks of `export`.
@@ -116,6 +119,7 @@ class ServingProfile:
     """
 
     runtime: Literal["onnxruntime"] = "onnxruntime"
+    device: ServingDevice = "cpu"
     precision: Literal["fp32", "fp16", "w8", "mixed", "int8", "int4", "fastest", "smallest"] = "int8"
     threads: _Count = 1
     latency_objective_ms: Annotated[float, Gt(0)] = OBJECTIVE_MS

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import PackageError
+from isthmus.features.profiles import ServingDevice, ServingProfile
 from isthmus.package import replay
 from isthmus.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damage_error
 from isthmus.package.featurizer.form import HEAD
@@ -39,13 +40,28 @@ class Runtime(Protocol):
 class OnnxRuntime:
     name = ONNX_RUNTIME
     tolerance = replay.GOLDEN_TOLERANCE
+    device: ServingDevice = "cpu"
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
         return [variant for variant in manifest.variants if variant.format in WHOLE]
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
-        session = replay.open_session(package, variant, 1)
+        session = replay.open_session(package, variant, 1, self.device)
         return replay.answers(session, package.manifest, variant, [case.fed(variant) for case in cases])
+
+
+class ServedRuntime(OnnxRuntime):
+    """ONNX Runtime on the device of a server, for the file that the server opens."""
+
+    def __init__(self, profile: ServingProfile) -> None:
+        self.name = f"{ONNX_RUNTIME} on {profile.device}"
+        self.device, self._precision = profile.device, profile.precision
+
+    def files(self, manifest: Manifest) -> Sequence[Variant]:
+        return [manifest.served(self._precision, self.device)]
+
+    def label(self, file: str) -> str:
+        return f"{file} in {self.name}"
 
 
 @dataclass(frozen=True)

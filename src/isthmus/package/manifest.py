@@ -14,6 +14,7 @@ import msgspec
 
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, PackageError, one_of
+from isthmus.features.profiles import ServingDevice
 from isthmus.features.request.layout import VALID, input_name
 from isthmus.features.types import INPUTS, TYPES, VECTOR, is_readable
 from isthmus.package.checksums import (
@@ -215,6 +216,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             if (variant.precision, variant.format) == (precision, format):
                 return variant
         raise damage_error(f"package {self.name}", f"no {precision} model in {format} format")
+
+    def served(self, precision: str, device: ServingDevice) -> Variant:
+        # ONNX Runtime does not insert copies between devices into ORT files.
+        return self.variant(precision, "ort" if device == "cpu" else "onnx")
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
 """Check a model file against its package: graph, input tensors and golden cases. `deviation` measures a difference."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from isthmus.features.errors import DataError, PackageError
+from isthmus.features.errors import DataError, DependencyError, PackageError
+from isthmus.features.profiles import ServingDevice
 from isthmus.package.featurizer.form import HEAD
 from isthmus.package.featurizer.interpreter import Head
 from isthmus.package.golden import Golden, TensorBytes
@@ -24,6 +26,20 @@ GOLDEN_TOLERANCE = ROUNDING
 
 SECONDS = 120
 """Time limit for answering all golden cases, or all golden prompts."""
+
+_CUDA = "CUDAExecutionProvider", {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+_PROVIDERS: Mapping[ServingDevice, Sequence[tuple[str, dict[str, str]]]] = {
+    "cpu": (),
+    "cuda": (_CUDA,),
+    "tensorrt": (("TensorrtExecutionProvider", {}), _CUDA),
+}
+"""ONNX Runtime's execution providers for each device. The CPU runs operators that a GPU cannot run."""
+
+_NEGATION = (
+    b'\x08\x07\x12\x00:2\n\x0b\n\x01x\x12\x01y"\x03Neg\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y'
+    b"\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
+)
+"""An ONNX model with a single operator, to try a device before the work that needs it."""
 
 _ROWS = 16
 """Rows computed by a featurizer at once."""
@@ -111,24 +127,75 @@ def session_options(threads: int) -> "onnxruntime.SessionOptions":
     return options
 
 
-def open_session(package: Package, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
-    import onnxruntime  # readers of a package do not need it
+def require_device(device: ServingDevice) -> None:
+    """Check that ONNX Runtime can run models on the device of `[profiles.serving]`. Takes a moment for a GPU.
 
+    ONNX Runtime would only print a warning and use the CPU. Raises DependencyError if the installed build of ONNX
+    Runtime does not support the device, or cannot start it here.
+    """
+    if device == "cpu":
+        return
+    import onnxruntime
+
+    provider, packages = _PROVIDERS[device][0][0], "onnxruntime-gpu[cuda,cudnn]"
+    if device == "tensorrt":
+        packages += " and TensorRT"
+    if provider not in onnxruntime.get_available_providers():
+        problem, first = f"ONNX Runtime {onnxruntime.__version__} has no {provider}", "uninstall onnxruntime"
+    else:
+        with redirect_stdout(sys.stderr):  # callers of `--json` parse stdout
+            onnxruntime.preload_dlls()
+        with suppress(Exception):  # onnxruntime's exceptions have no base class of their own
+            if provider in _opened(_NEGATION, session_options(1), device).get_providers():
+                return
+        problem, first = f"ONNX Runtime cannot start {provider} (its messages say why)", "check the GPU's driver"
+    raise DependencyError(
+        "profiles.serving.device", f'"{device}", but {problem}', expected="a GPU and the libraries of its provider",
+        remedy=f'{first} and install {packages}, or set device = "cpu"', passes=False,
+    )  # fmt: skip
+
+
+def _opened(
+    model: bytes, options: "onnxruntime.SessionOptions", device: ServingDevice
+) -> "onnxruntime.InferenceSession":
+    import onnxruntime
+
+    providers = [*_PROVIDERS[device], "CPUExecutionProvider"]
+    # The fallback prints to stdout, which callers of `--json` parse.
+    return onnxruntime.InferenceSession(model, options, providers=providers, enable_fallback=0)
+
+
+def open_session(
+    package: Package, variant: Variant, threads: int, device: ServingDevice = "cpu"
+) -> "onnxruntime.InferenceSession":
+    """Open a model file in ONNX Runtime on a device. Checks the names and types of its tensors, but runs nothing.
+
+    Raises PackageError if ONNX Runtime rejects the file, or would run all of it on the CPU although `device` is another
+    one. Raises DependencyError if the device is not available.
+    """
+    require_device(device)
     manifest, options = package.manifest, session_options(threads)
     # The length of a text changes with each token, and ONNX Runtime would keep a memory plan for each length.
     options.enable_mem_pattern = manifest.generation is None
     # By default it opens files that a graph names, relative to the working folder.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    if device != "cpu":
+        options.use_deterministic_compute = True
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     model = package.files.read(variant.file)
     beside = {name: package.files.read(name) for name in manifest.files} if variant.format == "onnx" else {}
     try:
         if beside:
             sizes = [len(data) for data in beside.values()]
             options.add_external_initializers_from_files_in_memory([*beside], [*beside.values()], sizes)
-        # The fallback prints to stdout, which callers of `--json` parse.
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        session = _opened(model, options, device)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         raise rejection_error(manifest, variant, "onnxruntime", error) from error
+    if device != "cpu":
+        used = {subgraph.ep_name for subgraph in session.get_provider_graph_assignment_info()}
+        if used.isdisjoint(provider for provider, _ in _PROVIDERS[device]):
+            reason = f"it would run on {', '.join(sorted(used))} only"
+            raise rejection_error(manifest, variant, f"onnxruntime on {device}", reason, 'set device = "cpu"')
     # ONNX Runtime has copied the weights but would keep the file's bytes for its lifetime.
     session._model_bytes = None
     _require_described(f"{_where(manifest, variant)}, inputs", manifest.tensors, session.get_inputs())
@@ -225,14 +292,19 @@ def require_reproduced(
     variant: Variant,
     outputs: Sequence[Answers],
     tolerance: float = GOLDEN_TOLERANCE,
+    *,
+    device: ServingDevice = "cpu",
 ) -> float:
     """Check that a model file still computes its recorded outputs; return the largest absolute difference.
 
     `outputs` has what the file `variant` computed now for each golden case (a batch of recorded inputs), by output
     name. Raises PackageError if a value differs by more than `tolerance * manifest.rounding / 1e-5`, or than
-    `variant.rounding` if that is larger: both state how much outputs differ between processors.
+    `variant.rounding` if that is larger: both state how much outputs differ between processors. A `device` other than
+    the CPU computes in another order, so its outputs may also differ by `variant.tolerance`, as from the student's.
     """
     tolerance = max(tolerance * manifest.rounding / ROUNDING, variant.rounding or 0.0)
+    if device != "cpu":
+        tolerance = max(tolerance, variant.tolerance)
     worst = 0.0
     for number, (case, actual) in enumerate(zip(golden.cases, outputs, strict=True)):
         for name, recorded in case.outputs[variant.file].items():

@@ -10,6 +10,7 @@ from isthmus.features.errors import ContractMismatch, IsthmusError, RequestError
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.request.graph import RowGraph
+from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
 from isthmus.serving.lookup.prompt import Prompt
@@ -221,6 +222,19 @@ class State:
             if predictor is not None:
                 versions.setdefault(predictor.model.deployment.digest, predictor)
         return versions
+
+    def version_states(self) -> list[tuple[Deployment, str]]:
+        """Return the deployed package and those on trial, each with the reason why it cannot answer, or ""."""
+        states: list[tuple[Deployment, str]] = []
+        if self.model is not None:
+            states.append((self.model.deployment, str(self.outdated or "")))
+        if (run := self.candidate_run) is not None:
+            why = "" if self.candidate is not None else run.refused or "its package cannot be loaded: see /models"
+            states.append((run.deployment, why))
+        if self.probation is not None:
+            why = "" if self.former is not None else self.probation.problem or ""
+            states.append((self.probation.probation.before, why))
+        return states
 
     @property
     def deployment_state(self) -> str:

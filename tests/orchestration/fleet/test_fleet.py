@@ -69,7 +69,28 @@ def project(folder: Path, text: str = "", *, name: str = "shop", engine: str = "
 
 
 def read(content: Mapping[str, bytes]) -> dict[str, Any]:
-    return {name: yaml.safe_load(one) for name, one in content.items() if name.endswith(".yaml")}
+    """All YAML but the templates of the chart, which are YAML only with their values."""
+    return {
+        name: yaml.safe_load(one)
+        for name, one in content.items()
+        if name.endswith(".yaml") and not name.startswith("chart/templates/")
+    }
+
+
+def rendered(content: Mapping[str, bytes], values: Any) -> dict[str, Any]:
+    """The manifests of the chart by file. It has no logic, so this is all that Helm does with it."""
+
+    def inserted(found: re.Match[str]) -> str:
+        group, name = found[1].split(".")
+        return json.dumps(values[group][name])
+
+    made = {}
+    for name, text in content.items():
+        if name.startswith("chart/templates/"):
+            plain = re.sub(r"\{\{ toJson \.Values\.(\w+\.\w+) \}\}", inserted, text.decode())
+            assert "{{" not in plain.replace('{{ "{{" }}', ""), name
+            made[name.removeprefix("chart/templates/")] = yaml.safe_load(plain.replace('{{ "{{" }}', "{{"))
+    return made
 
 
 @pytest.fixture(params=PROJECTS)
@@ -79,9 +100,8 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
 
 def made_of(tmp_path: Path, key: str) -> Made:
     if key == "streams":
-        (tmp_path / "definitions.py").write_text(
-            (DEFINITIONS + RECOMPUTED).format(stream='Kafka("stops", "broker:9092")')
-        )
+        definitions = (DEFINITIONS + RECOMPUTED).format(stream='Kafka("stops", "broker:9092")')
+        (tmp_path / "definitions.py").write_text(definitions)
     return made_of_text(tmp_path, PROJECTS[key])
 
 
@@ -90,8 +110,13 @@ def made_of_text(tmp_path: Path, text: str) -> Made:
 
 
 def manifests(made: Made) -> dict[str, Any]:
-    """Without what is for kustomize and for accelerate."""
-    return {name: one for name, one in made.items() if "apiVersion" in one and one["kind"] != "Kustomization"}
+    """Without what is for kustomize, KEDA, Helm and accelerate."""
+    return {
+        name: one
+        for name, one in made.items()
+        if "apiVersion" in one and one.get("kind") not in ("Kustomization", None)
+        and not name.startswith(("components/", "chart/"))
+    }  # fmt: skip
 
 
 def pod(made: Made, component: str) -> Any:
@@ -152,6 +177,76 @@ def test_kustomizations_list_every_manifest_once(made: Made) -> None:
     assert {one["name"] for one in made["overlays/example/kustomization.yaml"]["images"]} == images
     maps = {one["name"] for one in made["base/training/kustomization.yaml"]["configMapGenerator"]}
     assert {v["configMap"]["name"] for v in pod(made, "training")["volumes"] if "configMap" in v} == maps
+
+
+@pytest.mark.parametrize("key", PROJECTS)
+def test_a_chart_with_its_values_is_the_base(tmp_path: Path, key: str) -> None:
+    made = made_of(tmp_path, key)
+    content = files(Project(tmp_path))
+    values = made["chart/values.yaml"]
+    base = {name.removeprefix("base/").replace("/", "-"): one for name, one in made.items() if name.startswith("base/")}
+    base = {name: one for name, one in base.items() if not name.endswith("kustomization.yaml")}
+    found = rendered(content, values)
+    configured = found.pop("training-accelerate.yaml")
+    assert yaml.safe_load(configured["data"]["accelerate.yaml"]) == base.pop("training-accelerate.yaml")
+    assert configured["metadata"]["name"] == pod(made, "training")["volumes"][1]["configMap"]["name"]
+    assert found == base
+    assert {*values["resources"]} == {name.split("-")[0] for name, one in base.items() if "containers" in str(one)}
+    values["images"]["serving"], values["replicas"]["maxReplicas"] = "registry/other:2", 20
+    values["resources"]["serving"]["limits"]["memory"] = "9Gi"
+    found = rendered(content, values)
+    (server,) = found["serving-deployment.yaml"]["spec"]["template"]["spec"]["containers"]
+    assert (server["image"], server["resources"]["limits"]["memory"]) == ("registry/other:2", "9Gi")
+    assert found["serving-autoscaler.yaml"]["spec"]["maxReplicas"] == 20
+    assert made["chart/Chart.yaml"]["name"] == "shop"
+
+
+def test_braces_of_a_project_are_not_read_by_helm(tmp_path: Path) -> None:
+    content = files(project(tmp_path, '[server]\nhosts = ["{{.x}}"]\n'))
+    assert b'{{ "{{" }}.x' in content["chart/templates/serving-deployment.yaml"]
+    made = read(content)
+    found = rendered(content, made["chart/values.yaml"])
+    assert found["serving-deployment.yaml"] == made["base/serving/deployment.yaml"]
+
+
+@pytest.mark.parametrize("key", ["defaults", "servers"])
+def test_a_fleet_scales_from_zero_by_requests_that_the_add_on_holds(tmp_path: Path, key: str) -> None:
+    made = made_of(tmp_path, key)
+    folder = "components/from-zero"
+    component, route, scaling = (made[f"{folder}/{name}.yaml"] for name in ("kustomization", "route", "scaling"))
+    assert (component["kind"], component["resources"]) == ("Component", ["route.yaml", "scaling.yaml"])
+    # Two autoscalers of one Deployment would work against each other.
+    (patch,) = component["patches"]
+    replaced, base = yaml.safe_load(patch["patch"]), made["base/serving/autoscaler.yaml"]
+    assert replaced.pop("$patch") == "delete"
+    assert replaced == {"apiVersion": base["apiVersion"], "kind": base["kind"], "metadata": {"name": "shop-serving"}}
+    service, spec = made["base/serving/service.yaml"], scaling["spec"]
+    assert route["spec"]["target"] == {
+        "service": service["metadata"]["name"], "portName": service["spec"]["ports"][0]["name"],
+    }  # fmt: skip
+    assert spec["scaleTargetRef"] == base["spec"]["scaleTargetRef"]
+    pushed, cpu = spec["triggers"]
+    assert pushed["metadata"]["interceptorRoute"] == route["metadata"]["name"]
+    utilization = base["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"]
+    assert (cpu["type"], int(cpu["metadata"]["value"])) == ("cpu", utilization)
+    sizes = [spec[name] for name in ("idleReplicaCount", "minReplicaCount", "maxReplicaCount")]
+    assert sizes == [0, base["spec"]["minReplicas"], base["spec"]["maxReplicas"]]
+    workers = {"defaults": 1, "servers": 4}[key]
+    assert route["spec"]["scalingMetric"] == {"concurrency": {"targetValue": 128 * workers}}
+    # Off unless an overlay asks for it.
+    assert "components" not in made["overlays/example/kustomization.yaml"]
+
+
+def test_servers_on_a_gpu_get_one_and_its_onnx_runtime(tmp_path: Path) -> None:
+    content = files(project(tmp_path, '[profiles.serving]\ndevice = "tensorrt"\n'))
+    spec = pod(read(content), "serving")
+    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    installed = f'"onnxruntime-gpu[cuda,cudnn]=={metadata.version("onnxruntime")}" tensorrt\n'.encode()
+    assert installed in content["images/Dockerfile.serving"]
+    plain = files(project(tmp_path / "cpu"))
+    assert b"onnxruntime-gpu" not in plain["images/Dockerfile.serving"]
+    assert b"gpu" not in plain["base/serving/deployment.yaml"]
 
 
 def test_selectors_find_their_pods_and_no_others(made: Made) -> None:
@@ -735,6 +830,7 @@ def placed() -> Iterator[tuple[Any, str, object]]:
         yield TrainingProfile(), name, "other"
     for name in ("batch", "probation_seconds", "replicas_min", "replicas_max", "target_utilization"):
         yield ServingProfile(), name, 7
+    yield ServingProfile(), "device", "cuda"
 
 
 def test_the_size_of_a_fleet_makes_nothing_stale() -> None:

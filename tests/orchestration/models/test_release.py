@@ -19,6 +19,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.serve import url_host
 from isthmus.package.manifest import package_digest
 from isthmus.serving.rollout.releases import deploy
+from tests.orchestration.shop import Shop
 from tests.serving.support import CONTRACT, NOW, TABLES, free_port, make_package, serving, verdict_of
 
 SCRIPT = Path(sys.executable).with_name("isthmus")
@@ -83,3 +84,15 @@ def test_a_server_is_reached_on_whatever_it_listens(host: str) -> None:
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         url = urlsplit(f"http://{url_host(host)}:{listener.getsockname()[1]}")
         socket.create_connection((url.hostname, url.port), timeout=10).close()
+
+
+def test_a_device_that_is_missing_here_is_refused_before_anything_is_served(built: Shop) -> None:
+    with (built.root / "isthmus.toml").open("a") as settings:
+        settings.write('\n[profiles.serving]\ndevice = "cuda"\n')
+    for verb in ("verify", "deploy"):
+        refusal = isthmus(built.root, verb, code=3)
+        assert refusal["found"].startswith('"cuda", but ONNX Runtime'), verb
+        assert refusal["remedy"].endswith('or set device = "cpu"')
+    done = subprocess.run([SCRIPT, "serve"], cwd=built.root, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
+    assert 'device: "cuda", but ONNX Runtime' in done.stderr

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from openapi_schema_validator import OAS31Validator
 
+from isthmus.features.files import write_atomically
 from isthmus.package.golden import read_golden
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import TensorInfo, open_package, package_digest
@@ -22,7 +23,18 @@ from isthmus.serving.http.inference import _described
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire.inference import HEADER
 from tests.serving.http.test_openapi import resolved
-from tests.serving.support import CONTRACT, Server, serving, wait
+from tests.serving.support import (
+    CARRIER,
+    CONTRACT,
+    EVERYTHING,
+    LISTS,
+    PUNCTUALITY,
+    ROUTE,
+    Server,
+    contract_of,
+    serving,
+    wait,
+)
 from tests.serving.tensors import (
     answered,
     as_binary,
@@ -153,7 +165,8 @@ def test_elements_may_be_flat_and_inputs_in_any_order_and_form(drawing: tuple[Se
 def test_the_server_and_the_model_say_what_they_are(drawing: tuple[Server, Path], server: Server) -> None:
     http, package = drawing[0].http, drawing[1]
     digest = package_digest(package)
-    assert http.get("/v2").json()["extensions"] == ["binary_tensor_data"]
+    extensions = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+    assert http.get("/v2").json()["extensions"] == extensions
     assert http.get("/v2/health/live").json() == {"live": True}
     assert http.get("/v2/health/ready").json() == {"live": True, "ready": True}
     assert http.get("/v2/models/draws/ready").json() == {"name": "draws", "ready": True}
@@ -197,6 +210,13 @@ def test_the_server_and_the_model_say_what_they_are(drawing: tuple[Server, Path]
         ("get", "/v2/models/{model}/ready", None, 200),
         ("get", "/v2/models/{model}/versions/{version}", None, 404),
         ("get", "/models", None, 200),
+        ("get", "/v2/models/{model}/config", None, 200),
+        ("get", "/v2/models/{model}/versions/{version}/config", None, 404),
+        ("get", "/v2/models/{model}/stats", None, 200),
+        ("get", "/v2/models/stats", None, 200),
+        ("post", "/v2/repository/index", {"ready": True}, 200),
+        ("post", "/v2/repository/models/{model}/load", None, 422),
+        ("post", "/v2/repository/models/{model}/unload", None, 422),
         ("post", "/v2/models/{model}/infer", as_json(frames(2), id="7", outputs=[{"name": "image"}]), 200),
         ("post", "/v2/models/{model}/infer", as_json({}), 422),
     ],
@@ -216,6 +236,70 @@ def test_answers_are_what_the_document_says(
     if body is not None:
         asked = operation["requestBody"]["content"]["application/json"]["schema"]
         OAS31Validator(resolved(document, asked)).validate(body)
+
+
+def test_a_configuration_has_the_shapes_the_file_and_the_device(drawing: tuple[Server, Path]) -> None:
+    server, package = drawing
+    configuration = server.http.get("/v2/models/draws/config").json()
+    assert configuration == server.http.get(f"/v2/models/draws/versions/{package_digest(package)}/config").json()
+    assert configuration == {
+        "name": "draws", "platform": "onnxruntime_onnx", "backend": "onnxruntime", "max_batch_size": 0,
+        "default_model_filename": open_package(package).manifest.variants[0].file,
+        "input": [
+            {"name": "frame", "data_type": "TYPE_FP32", "dims": [-1, 3, 4, 4]},
+            {"name": "ids", "data_type": "TYPE_INT64", "dims": [-1, -1]},
+        ],
+        "output": [
+            {"name": "image", "data_type": "TYPE_FP32", "dims": [-1, 3, 4, 4]},
+            {"name": "vector", "data_type": "TYPE_FP32", "dims": [-1, 2]},
+        ],
+        "instance_group": [{"kind": "KIND_CPU", "count": 1}],
+        "parameters": {"intra_op_thread_count": {"string_value": "1"}},
+    }  # fmt: skip
+
+
+def test_statistics_count_rows_runs_and_runs_without_outputs(tmp_path: Path, redis_url: str) -> None:
+    with tensor_server(tmp_path / "server", redis_url, make_drawing_package) as (server, _):
+        (before,) = server.http.get("/v2/models/stats").json()["model_stats"]
+        assert (before["name"], before["inference_count"], before["last_inference"]) == ("draws", 0, 0)
+        start = time.time()
+        for rows in (2, 3):
+            assert server.http.post(INFER, json=as_json(frames(rows))).status_code == 200
+        wrong = as_json(frames(2))
+        wrong["inputs"][1]["data"] = [10] * 6
+        assert server.http.post(INFER, json=wrong).status_code == 422
+        (found,) = server.http.get("/v2/models/draws/stats").json()["model_stats"]
+        assert (found["inference_count"], found["execution_count"]) == (5, 2)
+        success, fail = found["inference_stats"]["success"], found["inference_stats"]["fail"]
+        assert (success["count"], fail["count"]) == (2, 1)
+        assert 0 < success["ns"] < 1e9 * (time.time() - start)
+        assert fail["ns"] > 0
+        assert 1000 * start - 1 <= found["last_inference"] <= 1000 * time.time()
+        assert server.http.get("/v2/models/other/stats").status_code == 404
+
+
+def test_the_repository_lists_what_is_deployed_and_deploys_nothing(tmp_path: Path, redis_url: str) -> None:
+    with tensor_server(tmp_path / "server", redis_url, make_drawing_package) as (server, package):
+        entry = {"name": "draws", "version": package_digest(package), "state": "READY", "reason": ""}
+        assert server.http.post("/v2/repository/index").json() == [entry]
+        for action in ("load", "unload"):
+            refused = server.http.post(f"/v2/repository/models/draws/{action}")
+            assert (refused.status_code, "`isthmus deploy`" in refused.json()["error"]) == (422, True)
+        other = contract_of(PUNCTUALITY, EVERYTHING, ROUTE, LISTS, request=[CARRIER])
+        write_atomically(server.contract, other.dumps())
+        wait(lambda: server.http.get("/v2/models/draws/ready").status_code == 409, "the other contract")
+        (entry,) = server.http.post("/v2/repository/index", json={}).json()
+        assert (entry["version"], entry["state"]) == (package_digest(package), "UNAVAILABLE")
+        assert entry["reason"] == server.http.get("/v2/models/draws/ready").json()["error"]
+        assert server.http.post("/v2/repository/index", json={"ready": True}).json() == []
+        keys = server.grant(other="predict:other", own="predict:draws", all="status:*")
+        for path in ("/v2/repository/index", "/v2/models/draws/stats"):
+            method = "POST" if path.endswith("index") else "GET"
+            codes = [
+                server.http.request(method, path, headers={"authorization": keys[name]}).status_code
+                for name in ("other", "own", "all")
+            ]
+            assert codes == [403, 200, 200], path
 
 
 def changed(place: int, **fields: Any) -> Callable[[dict[str, Any]], None]:

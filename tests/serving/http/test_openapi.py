@@ -32,7 +32,9 @@ def test_the_document_is_valid(server: Server) -> None:
         "/v2/health/live", "/v2/health/ready",
         "/v2/models/{model}", "/v2/models/{model}/ready", "/v2/models/{model}/infer",
         "/v2/models/{model}/versions/{version}", "/v2/models/{model}/versions/{version}/ready",
-        "/v2/models/{model}/versions/{version}/infer",
+        "/v2/models/{model}/versions/{version}/infer", "/v2/models/{model}/config", "/v2/models/stats",
+        "/v2/models/{model}/versions/{version}/config", "/v2/models/{model}/stats", "/v2/repository/index",
+        "/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload",
     }  # fmt: skip
     groups = [tag["name"] for tag in document["tags"]]
     assert groups == ["lookups", "predictions", "inference", "snapshots", "pushes", "health", "operations"]

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from hashlib import sha256
 from importlib import metadata, resources
@@ -73,7 +73,47 @@ def files(project: Project) -> dict[str, bytes]:
             text = yaml.dump(yaml.safe_load(text), Dumper=Plain, sort_keys=False, width=1000)
         if text.strip():
             content[name] = text.encode()
+    content |= _chart(content, partial(yaml.dump, Dumper=Plain, sort_keys=False, width=1000), yaml.safe_load)
     return content | {name: (resources.files("isthmus.serving") / file).read_bytes() for name, file in _MONITORING}
+
+
+def _chart(
+    content: Mapping[str, bytes], dump: Callable[[Any], str], load: Callable[[bytes | str], Any]
+) -> dict[str, bytes]:
+    """Return the values and templates of a Helm chart with the manifests of the kustomize base.
+
+    The values are the images, the size of the serving fleet, and the resources of each component. The templates only
+    insert them.
+    """
+    values: dict[str, dict[str, Any]] = {"images": {}, "replicas": {}, "resources": {}}
+
+    def move(place: dict[str, Any], name: str, group: str, key: str) -> None:
+        values[group][key] = place[name]
+        place[name] = f"VALUE_{group}.{key}_"
+
+    templates = {}
+    for name, text in content.items():
+        folder, _, rest = name.partition("/")
+        component, _, file = rest.partition("/")
+        if folder != "base" or not file or file == "kustomization.yaml":
+            continue
+        manifest = load(text)
+        if "kind" not in manifest:  # the file of which kustomize makes a ConfigMap
+            (generator,) = load(content[f"base/{component}/kustomization.yaml"])["configMapGenerator"]
+            head = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": generator["name"]}}
+            manifest = {**head, "data": {file: text.decode()}}
+        spec = manifest.get("spec", {})
+        if manifest["kind"] == "HorizontalPodAutoscaler":
+            for limit in ("minReplicas", "maxReplicas"):
+                move(spec, limit, "replicas", limit)
+        pods = spec.get("jobTemplate", manifest).get("spec", {}).get("template", {}).get("spec", {})
+        for container in pods.get("containers", ()):
+            move(container, "image", "images", container["image"].partition(":")[0].rpartition("-")[2])
+            move(container, "resources", "resources", component)
+        template = dump(manifest).replace("{{", '{{ "{{" }}')
+        template = re.sub(r"VALUE_(\w+\.\w+)_", r"{{ toJson .Values.\1 }}", template)
+        templates[f"chart/templates/{component}-{file}"] = template.encode()
+    return templates | {"chart/values.yaml": dump(values).encode()}
 
 
 def _write(out: Path, content: Mapping[str, bytes]) -> None:
@@ -126,6 +166,7 @@ def _values(project: Project) -> Mapping[str, Any]:
     return {
         "name": name,
         "version": metadata.version("isthmus").replace("+", "-"),
+        "onnxruntime": metadata.version("onnxruntime"),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         # Install Isthmus from a file, because a package index may have another package under this name.
         "wheel": f"isthmus-{metadata.version('isthmus')}-py3-none-any.whl",

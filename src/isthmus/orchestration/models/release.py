@@ -18,6 +18,7 @@ from isthmus.orchestration.models.students import require_release
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.serve import address
 from isthmus.package.manifest import open_package, read_contract
+from isthmus.package.replay import require_device
 from isthmus.package.verdict import Verdict
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.rollout import releases
@@ -56,10 +57,11 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     if a candidate does not fit the deployed package. Raise PackageError if the package is damaged, lacks a required
     signature, or cannot be loaded. Raise ContractMismatch if the definitions are not applied, or features that the
     package reads have changed. Raise DataError if nothing was exported, and DependencyError if another deployment is in
-    progress.
+    progress, or if the device of the serving profile is not available here.
     """
     if share is not None and not 0 <= share < 1:
         raise RequestError("deployment", f"the share is {share:g}", expected="a number of at least 0 and below 1")
+    require_device(project.settings.profiles.serving.device)
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
     require_release(project, declared)

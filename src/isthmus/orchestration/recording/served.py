@@ -271,10 +271,11 @@ class ServedAnswers:
         return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
-        precision, _, threads = variant.partition("/")
+        precision, threads, *device = variant.split("/")
 
         def opened() -> DeployedModel:
-            profile = msgspec.convert({"precision": precision, "threads": int(threads)}, ServingProfile)
+            settings = {"precision": precision, "threads": int(threads), "device": device[0] if device else "cpu"}
+            profile = msgspec.convert(settings, ServingProfile)
             return DeployedModel(unverified_deployment(self.package(digest), profile, 0, None))
 
         return self._once(("model", digest, variant), opened)

@@ -9,6 +9,7 @@ from typing import IO
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.secret import read_or_create_secret
+from isthmus.package.replay import require_device
 from isthmus.serving.process import replace_with_server, start
 from isthmus.serving.process import serve as run_server
 from isthmus.serving.settings import ServerSettings
@@ -80,9 +81,10 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
     `url` is the Redis of the server, and `port` overrides the port in the project's settings. A `private` server
     listens on loopback, needs no key and records nothing. If the server records answers, the first call creates the
     secret that hashes private join keys. Raises ConfigurationError if the freshness objectives in the project's
-    settings name unknown views.
+    settings name unknown views, and DependencyError if the device of the serving profile is not available.
     """
     server, profiles = project.settings.server, project.settings.profiles
+    require_device(profiles.serving.device)
     record = None if private else project.recording()
     return ServerSettings(
         contract=str(project.contract_file),

@@ -10,6 +10,7 @@ import numpy as np
 from isthmus.distill.export.parity import Parity, ParityRows
 from isthmus.distill.types import Index
 from isthmus.features.errors import DependencyError, PackageError
+from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.runtimes.nodeclient import DeviceReport, ask_device
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
@@ -21,7 +22,7 @@ from isthmus.package.featurizer.form import HEAD
 from isthmus.package.featurizer.interpreter import CoreFeeds, Head
 from isthmus.package.golden import Inputs
 from isthmus.package.inputs import feeds
-from isthmus.package.inspect import Runtime
+from isthmus.package.inspect import Runtime, ServedRuntime
 from isthmus.package.manifest import Package
 from isthmus.package.replay import Answers
 from isthmus.package.verdict import (
@@ -104,6 +105,19 @@ def compare_runtimes(
         verdict.files.update(files)
         most = max(part.compared for part in files.values())
         verdict.runtimes[name] = RuntimeVerdict([*files], most, round(spent, 1))
+
+
+def compare_served(parity: Parity, package: Package, profile: ServingProfile, verdict: Verdict) -> None:
+    """Run the file that a server opens on the server's device, and compare its answers with the student's.
+
+    Adds the result to `verdict`. The limits are those of every other file.
+    """
+    began, runtime = time.perf_counter(), ServedRuntime(profile)
+    answered = _ask(parity, package, runtime, [parity.sample(parity.rows)])
+    files = {runtime.label(file): part for file, part in answered.items()}
+    verdict.files.update(files)
+    most = max(part.compared for part in files.values())
+    verdict.runtimes[runtime.name] = RuntimeVerdict([*files], most, round(1000 * (time.perf_counter() - began), 1))
 
 
 def _ask(

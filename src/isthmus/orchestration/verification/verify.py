@@ -34,6 +34,7 @@ from isthmus.orchestration.verification.sides import CHECKED_ROWS, SAMPLE, Onlin
 from isthmus.orchestration.verification.tiles import compare_tiles
 from isthmus.orchestration.verification.views import compare_view
 from isthmus.package.manifest import Package, open_package
+from isthmus.package.replay import require_device
 from isthmus.package.signature import require_signature
 from isthmus.package.verdict import Verdict, merged
 from isthmus.serving.deployment.record import unverified_deployment
@@ -69,10 +70,11 @@ def verify(
     Raises:
         ContractMismatch: the definitions have not been applied, or a table was built under another contract.
         DataError: a table is missing or damaged.
-        DependencyError: Redis does not answer, or the server cannot start.
+        DependencyError: Redis does not answer, the server cannot start, or its device is not available.
         PackageError: the package is damaged, or lacks the signature that the project requires.
         RequestError: the distillation is unknown, or `name` is missing and there are several.
     """
+    require_device(project.settings.profiles.serving.device)
     declared = project.distillation(name) if name or project.definitions.distillations else None
     contract = project.applied()
     offline = project.offline_store()
@@ -126,10 +128,13 @@ class _Verification:
                 return verdict
             self.progress("comparing the package with its student", 0.9)
             # Imported here as in `_device`.
-            from isthmus.orchestration.verification.runtimes import compare_runtimes
+            from isthmus.orchestration.verification.runtimes import compare_runtimes, compare_served
 
+            profile = serving_profile(self.project, self.package.files.folder)
             with parity(self.project, self.declared, self.package) as beside:
                 compare_runtimes(beside, self.package, rows, client, verdict=verdict, all_keys=self.all_keys)
+                if profile.device != "cpu":
+                    compare_served(beside, self.package, profile, verdict)
             if snapshot.file is not None and rows is None:
                 why = "every row of the training set has a key that devices do not keep"
                 verdict.skipped["what a device feeds"] = why

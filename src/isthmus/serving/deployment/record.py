@@ -10,7 +10,8 @@ import msgspec
 from isthmus.features.contract.diff import require_service
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import GateFailed, PackageError
-from isthmus.features.profiles import ServingProfile
+from isthmus.features.profiles import ServingDevice, ServingProfile
+from isthmus.package.inspect import ServedRuntime
 from isthmus.package.manifest import Manifest, Package, open_package, read_contract
 from isthmus.package.signature import require_signature
 from isthmus.package.verdict import Verdict
@@ -35,6 +36,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         contract: hash of the contract the package was exported under.
         threads: CPU threads per prediction.
+        device: device of the predictions.
         deployed_at: microseconds since 1970 UTC.
         public_key: PEM key that the package must be signed with, or None.
         candidate: package on trial next to this one, if any.
@@ -55,6 +57,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     candidate: "CandidateDeployment | None" = None
     probation: "Probation | None" = None
     undone: "Undone | None" = None
+    device: ServingDevice = "cpu"
 
     @property
     def without_trials(self) -> "Deployment":
@@ -66,8 +69,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return [self.without_trials, *candidate, *former]
 
     @property
-    def runtime_key(self) -> tuple[str, str, int]:
-        return self.digest, self.precision, self.threads
+    def runtime_key(self) -> tuple[str, str, int, str]:
+        return self.digest, self.precision, self.threads, self.device
 
     def dumps(self, file: Path) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self.relative(file)), indent=1) + b"\n"
@@ -151,7 +154,7 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     Raises PackageError if the package is damaged, lacks the precision of `profile`, is not signed with `public_key`,
     or, as a model of rows, has other outputs than one number per row or class. Raises ContractMismatch if its service
     has changed, and RequestError if the service is unknown. Raises GateFailed if the verdict is missing, failed, is for
-    another package or contract, or did not compare a feature, and if a table has changed since the verdict.
+    another package, contract or device, or did not compare a feature, and if a table has changed since the verdict.
     """
     package = open_package(folder)
     if public_key is not None:
@@ -163,6 +166,11 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     if manifest.inputs:
         require_row_output(manifest)
     verdict = _require_passed(where, deployment.digest, contract, verdict)
+    if profile.device != "cpu":
+        served = ServedRuntime(profile)
+        (file,) = served.files(manifest)
+        if (expected := served.label(file.file)) not in verdict.files:
+            raise GateFailed(where, "its verdict did not run it on its device", expected=expected, remedy=_VERIFY)
     _require_coverage(where, contract, manifest.service, verdict, tables)
     return msgspec.structs.replace(deployment, verdict=Approval(verdict.at, verdict.compared, tuple(verdict.limits)))
 
@@ -176,7 +184,7 @@ def unverified_deployment(
     package must be signed with when it is loaded, or None. This function does not check the signature.
     """
     manifest = package.manifest
-    manifest.variant(profile.precision)
+    manifest.served(profile.precision, profile.device)
     return Deployment(
         model=manifest.name,
         package=str(package.files.folder.resolve()),
@@ -185,6 +193,7 @@ def unverified_deployment(
         service=manifest.service,
         precision=profile.precision,
         threads=profile.threads,
+        device=profile.device,
         deployed_at=deployed_at,
         verdict=Approval(deployed_at, 0),
         public_key=public_key,

@@ -95,7 +95,7 @@ class Handlers:
         written = self.recorder if record is not None and record.texts else None
         self.generations = TextGeneration(lambda: self._watch.state, self._predictions, self._limits, self._at, written)
         self.inference = Inference(
-            lambda: self._watch.state, self._predictions, self._store, self._limits, self._predicted
+            lambda: self._watch.state, self._predictions, self._store, self._limits, self.metrics, self._predicted
         )
         self._document = orjson.dumps(openapi.document())
 

@@ -13,6 +13,7 @@ from isthmus.package.manifest import TensorInfo
 from isthmus.serving.http.guard import grants_of
 from isthmus.serving.http.predict import PredictCall, PredictionService, reader_for
 from isthmus.serving.limits import Limits
+from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.tensors import TensorPredictor, require_elements
 from isthmus.serving.recorder.columns import RecordedAnswer
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
@@ -25,26 +26,31 @@ from isthmus.serving.wire.exchange import body_of, message_of, reply
 from isthmus.serving.wire.formats import Format
 
 _REQUEST = msgspec.json.Decoder(wire.InferRequest)
+_INDEX = msgspec.json.Decoder(wire.RepositoryIndexRequest)
 _BINARY = "application/octet-stream"
 
 
 class Inference:
     def __init__(
         self, state: Callable[[], State], predictions: PredictionService, store: Store, limits: Limits,
-        recorder: Recorder | None = None,
+        metrics: Metrics, recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
         self._state, self._predictions, self._store, self._limits = state, predictions, store, limits
-        self._recorder = recorder
+        self._metrics, self._recorder = metrics, recorder
 
     def routes(self) -> list[Route]:
         routes = [
             Route("/v2", self.server),
             Route("/v2/health/live", self.live),
             Route("/v2/health/ready", self.ready),
+            Route(wire.INDEX, self.index, methods=["POST"]),
+            *(Route(path, self.change, methods=["POST"]) for path in wire.CHANGES),
+            *(Route(path, self.statistics) for path in wire.STATISTICS),
         ]
         for path in (wire.MODEL, wire.VERSION):
             routes.append(Route(path, self.model))
             routes.append(Route(f"{path}/ready", self.model_ready))
+            routes.append(Route(f"{path}/config", self.configuration))
             routes.append(Route(f"{path}/infer", self.infer, methods=["POST"]))
         return routes
 
@@ -81,6 +87,44 @@ class Inference:
         grants_of(request).require_status(request.path_params["model"])
         predictor = _predictor_of(self._state(), request)
         return _encoded(wire.ModelReady(predictor.model.deployment.model, ready=True), predictor.contract.hash)
+
+    async def configuration(self, request: Request) -> Response:
+        grants_of(request).require_status(request.path_params["model"])
+        predictor = _tensors_of(self._state(), request)
+        manifest, deployment = predictor.model.manifest, predictor.model.deployment
+        tensors, outputs = (_configured(part) for part in (manifest.tensors, manifest.outputs))
+        configuration = wire.ModelConfiguration(
+            name=deployment.model,
+            default_model_filename=manifest.served(deployment.precision, deployment.device).file,
+            input=tensors,
+            output=outputs,
+            instance_group=[{"kind": "KIND_CPU" if deployment.device == "cpu" else "KIND_GPU", "count": 1}],
+            parameters={"intra_op_thread_count": {"string_value": str(deployment.threads)}},
+        )
+        return _encoded(configuration, predictor.contract.hash)
+
+    async def statistics(self, request: Request) -> Response:
+        state, name = self._state(), request.path_params.get("model")
+        grants_of(request).require_status(name or (state.model.deployment.model if state.model else None))
+        deployed = [state.deployed(name).deployment.model] if name or state.model else []
+        return _encoded(wire.Statistics([*map(self._metrics.statistics, deployed)]))
+
+    async def index(self, request: Request) -> Response:
+        """Handle Triton's repository index: the deployed package and packages on trial, and whether they can answer."""
+        state = self._state()
+        grants_of(request).require_status(state.model.deployment.model if state.model else None)
+        message = message_of(await body_of(request) or b"{}", _INDEX)
+        entries = [
+            wire.RepositoryEntry(deployment.model, deployment.digest, "UNAVAILABLE" if why else "READY", why)
+            for deployment, why in state.version_states()
+            if not (message.ready and why)
+        ]
+        return reply(msgspec.json.encode(entries))
+
+    async def change(self, request: Request) -> Response:
+        raise RequestError(f"model {request.path_params['model']!r:.80}", "cannot be loaded or unloaded by a request",
+                           expected="a package that was verified",
+                           remedy="use `isthmus deploy` or `isthmus deploy rollback`")  # fmt: skip
 
     async def infer(self, request: Request) -> Response:
         state = self._state()
@@ -138,6 +182,14 @@ def _json_length(headers: Sequence[str], length: int) -> int:
     if not (header.isascii() and header.isdigit() and len(header) < 20 and int(header) <= length):
         raise RequestError(wire.HEADER, f"is {header!r:.40}", expected=f"a number of bytes up to the body's {length:,}")
     return int(header)
+
+
+def _configured(tensors: Sequence[TensorInfo]) -> list[wire.TensorConfiguration]:
+    kinds = {"BYTES": "STRING"}
+    return [
+        wire.TensorConfiguration(tensor.name, f"TYPE_{kinds.get(tensor.datatype, tensor.datatype)}", tensor.shape)
+        for tensor in _described(tensors)
+    ]
 
 
 def _described(

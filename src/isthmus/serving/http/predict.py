@@ -79,7 +79,8 @@ def reader_for(
     if recorder is None:
         return None
     deployment = predictor.model.deployment
-    variant = f"{deployment.precision}/{deployment.threads}"
+    device = "" if deployment.device == "cpu" else f"/{deployment.device}"
+    variant = f"{deployment.precision}/{deployment.threads}{device}"
     return recorder.reader(route, predictor.plan if plan is None else plan, deployment.digest, variant)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +24,7 @@ from isthmus.serving.metrics.gauges import HISTORY_SECONDS, NEWEST, NO_OBJECTIVE
 from isthmus.serving.rollout.trial import Trial
 from isthmus.serving.state import State
 from isthmus.serving.wire.encode import LABELS
-from isthmus.serving.wire.inference import INFER
+from isthmus.serving.wire.inference import INFER, UNMEASURED, DurationStatistic, ModelStatistics
 from isthmus.serving.wire.messages import LatencyState
 
 WRITE_SECONDS = 1.0
@@ -100,15 +101,41 @@ class Metrics:
         start = time.perf_counter()
         try:
             yield
-        except RequestError:
-            raise
-        except Exception:
-            # Cancellation is not counted as a failure, since CancelledError is not an Exception.
-            runs.failures.value += 1
+        except BaseException as error:
+            # A wrong request or a cancellation is not a failure of the model.
+            runs.failures.value += isinstance(error, Exception) and not isinstance(error, RequestError)
+            runs.failed_seconds.observe(time.perf_counter() - start)
+            runs.failed_rows.value += rows
             raise
         finally:
             runs.seconds.observe(time.perf_counter() - start)
             runs.rows.value += rows
+            runs.last.value = time.time()
+
+    def statistics(self, model: str) -> ModelStatistics:
+        """Return the counts of a model of all workers, up to a second old. Runs that gave no outputs count as failed.
+
+        The counters are not read at one moment, so `success` may include a run that `fail` does not yet have.
+        """
+        _ = self._models[model]
+        found: dict[str, float] = defaultdict(float)
+        for metric in self._tally.collect():
+            for sample in metric.samples:
+                if sample.labels.get("model") == model and "role" not in sample.labels:
+                    found[sample.name.removeprefix("isthmus_")] = sample.value
+        runs, failed = (found[f"{name}_duration_seconds_count"] for name in ("model", "failed_run"))
+        seconds, lost = (found[f"{name}_duration_seconds_sum"] for name in ("model", "failed_run"))
+        return ModelStatistics(
+            name=model,
+            last_inference=int(1000 * found["model_last_run_timestamp_seconds"]),
+            inference_count=int(found["model_rows_total"] - found["failed_rows_total"]),
+            execution_count=int(runs - failed),
+            inference_stats={
+                "success": DurationStatistic(int(runs - failed), int(1e9 * (seconds - lost))),
+                "fail": DurationStatistic(int(failed), int(1e9 * lost)),
+                **dict.fromkeys(UNMEASURED, DurationStatistic()),
+            },
+        )
 
     def count_trial(self, trial: Trial, role: str, outcome: str) -> None:
         self._series.trial_requests.number(trial.deployment.model, role, outcome).value += 1
@@ -184,6 +211,15 @@ class _Series:
         )
         self.model_rows = tally.counter("isthmus_model_rows_total", "Rows that a model was run over.", "model")
         self.failures = tally.counter("isthmus_prediction_failures_total", "Runs of a model that failed.", "model")
+        self.failed_seconds = tally.histogram(
+            "isthmus_failed_run_duration_seconds",
+            "Time of a run without outputs: it failed, was canceled, or the request was wrong.", "model", bounds=(),
+        )  # fmt: skip
+        self.failed_rows = tally.counter("isthmus_failed_rows_total", "Rows of runs without outputs.", "model")
+        self.last_run = tally.gauge(
+            "isthmus_model_last_run_timestamp_seconds", "Time of the last run of a model; 0 before it.", "model",
+            merge="livemax",
+        )  # fmt: skip
         self.recorded = tally.counter("isthmus_recorded_answers_total", "Answers that were recorded.")
         self.unrecorded = tally.counter(
             "isthmus_dropped_answers_total", "Answers whose record was dropped, by the place without room.", "where"
@@ -249,6 +285,9 @@ class _Runs:
         self.seconds = series.model_seconds.seconds(model)
         self.rows = series.model_rows.number(model)
         self.failures = series.failures.number(model)
+        self.failed_seconds = series.failed_seconds.seconds(model)
+        self.failed_rows = series.failed_rows.number(model)
+        self.last = series.last_run.number(model)
 
 
 def _age_of_the_process() -> float:

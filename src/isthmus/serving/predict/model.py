@@ -37,7 +37,8 @@ class DeployedModel:
 
     The package must be signed with `public_key` (PEM) and the deployment's own key, unless they are None. Raises a
     PackageError if a signature is missing, or if the package is damaged, another one, or does not reproduce its golden
-    rows; a DependencyError if the model generates text without the extra `generate`.
+    rows; a DependencyError if the deployment's device is not available, or if the model generates text without the
+    extra `generate`.
 
     Attributes:
         inputs: inputs of a model of rows; empty for a model of tensors.
@@ -69,16 +70,16 @@ class DeployedModel:
         self.manifest, self.inputs = manifest, package.model_inputs
         longest = [item.tokenizer.tokens for item in self.inputs if item.tokenizer is not None]
         self._texts_at_once = max(1, _TOKENS // longest[0]) if longest else None
-        variant = manifest.variant(deployment.precision)
+        variant = manifest.served(deployment.precision, deployment.device)
         self._output = require_row_output(manifest) if self.inputs else ""
         self.classes, self.several, self.rounding = manifest.classes, manifest.several, manifest.rounding
         golden = read_golden(package)
         check_input_tensors(f"package {manifest.name}", golden, self.inputs)
         self.text = None if manifest.generation is None else (open_tokenizer(package), decoder_of(manifest, variant))
-        self._session = open_session(package, variant, deployment.threads)
+        self._session = open_session(package, variant, deployment.threads, deployment.device)
         began = time.perf_counter()
         outputs = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
-        require_reproduced(golden, manifest, variant, outputs)
+        require_reproduced(golden, manifest, variant, outputs, device=deployment.device)
         self.elements = max(sum(array.size for array in case.feeds.values()) for case in golden.cases)
         self.row, single = self._single(golden)
         self.seconds = _time(single)

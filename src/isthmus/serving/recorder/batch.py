@@ -63,7 +63,7 @@ class AnswerGroup(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         route: "lookup", "predict", "infer" or "generate"; a request to "infer" or "generate" counts as one row.
         package: digest of the package; empty for a lookup.
-        variant: precision and number of threads, such as `int8/1`; empty for a lookup.
+        variant: precision, number of threads and any GPU, such as `int8/1`; empty for a lookup.
         answers: records of `ANSWER`.
         requests: the part of each request between the head and the tail of its template.
         outputs: float32 model outputs, `width` per row; for a text, the token counts of its prompt and itself.

@@ -1,19 +1,20 @@
-"""Messages of the Open Inference Protocol, version 2, and of Triton's extension "binary_tensor_data".
+"""Messages of the Open Inference Protocol, version 2, and of Triton's extensions of it in `EXTENSIONS`.
 
-The protocol is KServe's (https://github.com/kserve/open-inference-protocol, inference_rest.md). In the extension, the
-bytes of each tensor with `binary_data_size` follow the JSON, in order; a header has the length of the JSON.
+The protocol is KServe's (https://github.com/kserve/open-inference-protocol, inference_rest.md), and the extensions are
+in docs/protocol of https://github.com/triton-inference-server/server. In "binary_tensor_data", the bytes of each tensor
+with `binary_data_size` follow the JSON, in order; a header has the length of the JSON.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 HEADER = "Inference-Header-Content-Length"
 """Header with the length of the JSON in a body with binary tensors."""
 
-EXTENSIONS = ("binary_tensor_data",)
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 PLATFORM = "onnx_onnxv1"
 """The protocol's name for models that run in ONNX Runtime."""
 
@@ -21,6 +22,11 @@ MODEL = "/v2/models/{model}"
 VERSION = f"{MODEL}/versions/{{version}}"
 INFER = (f"{MODEL}/infer", f"{VERSION}/infer")
 """Paths that run a model."""
+STATISTICS = ("/v2/models/stats", f"{MODEL}/stats")
+UNMEASURED = ("queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+INDEX = "/v2/repository/index"
+CHANGES = ("/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload")
+"""Paths that would load a model or remove it."""
 
 DATATYPES: Mapping[str, str] = {
     "bool": "BOOL", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float": "FP32", "double": "FP64",
@@ -138,6 +144,71 @@ class ModelMetadata(Struct):
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+
+
+class TensorConfiguration(Struct):
+    """A tensor in a model's configuration, such as of type `TYPE_FP32`."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+class ModelConfiguration(Struct):
+    """Triton's ModelConfig of a model. Its `max_batch_size` is 0: shapes include the rows, and nothing is batched."""
+
+    name: str
+    default_model_filename: str
+    input: list[TensorConfiguration]
+    output: list[TensorConfiguration]
+    instance_group: list[dict[str, str | int]]
+    parameters: dict[str, dict[str, str]]
+    platform: str = "onnxruntime_onnx"
+    backend: str = "onnxruntime"
+    max_batch_size: int = 0
+
+
+class RepositoryIndexRequest(Struct, forbid_unknown_fields=True):
+    """A request for the deployed models; with `ready`, for those that can answer."""
+
+    ready: bool = False
+
+
+class RepositoryEntry(Struct):
+    """A version of a deployed model, and the reason why it cannot answer."""
+
+    name: str
+    version: str
+    state: Literal["READY", "UNAVAILABLE"]
+    reason: str
+
+
+class DurationStatistic(Struct, frozen=True):
+    """A number of events and their time in nanoseconds."""
+
+    count: int = 0
+    ns: int = 0
+
+
+class ModelStatistics(Struct):
+    """Counts of a model since the server started, all versions together.
+
+    `inference_count` counts rows, `execution_count` runs; `last_inference` is in milliseconds since 1970 UTC. In
+    `inference_stats`, `success` and `fail` are runs with and without outputs. The other parts are not measured.
+    """
+
+    name: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: dict[str, DurationStatistic]
+    batch_stats: list[dict[str, Any]] = []
+
+
+class Statistics(Struct):
+    """The statistics of each model."""
+
+    model_stats: list[ModelStatistics]
 
 
 class ServerMetadata(Struct):

@@ -47,7 +47,7 @@ _STREAM = {
     "per view `<view>__status` and `<view>__event_timestamp`. The schema's metadata names the contract.",
 }
 
-_ENDS = ("", "/ready", "/infer")
+_ENDS = ("", "/ready", "/config", "/infer")
 _BINARY = {
     "contentMediaType": "application/octet-stream",
     "description": f"JSON whose length is in the header {HEADER}, then the bytes of each tensor with "
@@ -59,7 +59,15 @@ _GROUPS = {
     "predictions": ("Predictions and texts of the deployed models.", ("/predict", "/generate", "/models")),
     "inference": (
         "The Open Inference Protocol, version 2, for models of tensors.",
-        ("/v2", "/v2/health/live", "/v2/health/ready", *(path + end for path in (MODEL, VERSION) for end in _ENDS)),
+        (
+            "/v2",
+            "/v2/health/live",
+            "/v2/health/ready",
+            inference.INDEX,
+            *inference.CHANGES,
+            *inference.STATISTICS,
+            *(path + end for path in (MODEL, VERSION) for end in _ENDS),
+        ),
     ),
     "snapshots": ("Stored features for devices.", ("/snapshots/{service}", "/snapshots/{service}/{value}")),
     "pushes": ("Write rows to the online store at once.", ("/push", "/write-to-online-store")),
@@ -124,7 +132,8 @@ def document() -> dict[str, Any]:
         messages.GenerateRequest, messages.EventText, messages.EventEnd,
         messages.StatusAnswer, messages.Health, messages.Ready, messages.ErrorAnswer, inference.InferRequest,
         inference.InferAnswer, inference.ModelMetadata, inference.ModelReady, inference.ServerMetadata,
-        inference.ServerLive, inference.ServerReady,
+        inference.ServerLive, inference.ServerReady, inference.ModelConfiguration, inference.RepositoryIndexRequest,
+        inference.RepositoryEntry, inference.Statistics,
     ]  # fmt: skip
     # This is one long table: an entry per route.
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -270,6 +279,10 @@ def _inference() -> dict[str, Any]:
                 f"isModelReady{suffix}", "Checks that a model can answer", inference.ModelReady,
                 errors=(*_ANY, 404, 409), contract=True,
             ),
+            "/config": _operation(
+                f"readConfiguration{suffix}", "Reads the configuration of a model", inference.ModelConfiguration,
+                errors=(*_ANY, 404, 409), contract=True,
+            ),
             "/infer": _operation(
                 f"infer{suffix}", "Runs a model on tensors", inference.InferAnswer,
                 errors=_READ, body=inference.InferRequest, contract=True, forms={_BINARY["contentMediaType"]: _BINARY},
@@ -282,6 +295,28 @@ def _inference() -> dict[str, Any]:
         for end, operation in named.items():
             method = "post" if end == "/infer" else "get"
             paths[path + end] = {method: {**operation, "parameters": parameters}}
+    return paths | _repository()
+
+
+def _repository() -> dict[str, Any]:
+    every, own = (
+        _operation(name, "Reads the counts of runs", inference.Statistics, errors=(*_ANY, 403, 404))
+        for name in ("readStatistics", "readStatisticsOfModel")
+    )
+    index = _operation(
+        "listRepository", "Lists the deployed versions", inference.RepositoryEntry,
+        errors=_SENT, body=inference.RepositoryIndexRequest,
+    )  # fmt: skip
+    entry = index["responses"]["200"]["content"][Format.JSON.value]
+    entry["schema"] = {"type": "array", "items": entry["schema"]}
+    index["requestBody"]["required"] = False
+    model = {"parameters": [_parameter("model", "Name of the model.")]}
+    paths = {inference.INDEX: {"post": index}, inference.STATISTICS[0]: {"get": every}}
+    paths[inference.STATISTICS[1]] = {"get": own | model}
+    for path in inference.CHANGES:
+        action = path.rpartition("/")[2]
+        refused = {"operationId": f"{action}Model", "summary": "Refused: `isthmus deploy` does it"}
+        paths[path] = {"post": {**refused, **model, "responses": _error_responses((*_ANY, 422))}}
     return paths
 
 
