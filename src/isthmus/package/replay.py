@@ -130,7 +130,7 @@ def session_options(threads: int) -> "onnxruntime.SessionOptions":
 def require_device(device: ServingDevice) -> None:
     """Check that ONNX Runtime can run models on the device of `[profiles.serving]`. Takes a moment for a GPU.
 
-    ONNX Runtime would only print a warning and use the CPU. Raises DependencyError if the installed build of ONNX
+    By itself, ONNX Runtime only warns and uses the CPU. Raises DependencyError if the installed build of ONNX
     Runtime does not support the device, or cannot start it here.
     """
     if device == "cpu":
@@ -300,7 +300,7 @@ def require_reproduced(
     `outputs` has what the file `variant` computed now for each golden case (a batch of recorded inputs), by output
     name. Raises PackageError if a value differs by more than `tolerance * manifest.rounding / 1e-5`, or than
     `variant.rounding` if that is larger: both state how much outputs differ between processors. A `device` other than
-    the CPU computes in another order, so its outputs may also differ by `variant.tolerance`, as from the student's.
+    the CPU computes in another order, so differences of up to `variant.tolerance` also pass.
     """
     tolerance = max(tolerance * manifest.rounding / ROUNDING, variant.rounding or 0.0)
     if device != "cpu":

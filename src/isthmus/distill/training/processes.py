@@ -80,7 +80,7 @@ class Processes:
         return result if self.leads else msgspec.json.decode(content.numpy().tobytes(), type=kind)  # type: ignore[return-value]
 
     def in_turn(self, work: Callable[[], _Result]) -> _Result:
-        """Do `work` in every process, in the first one before the others, which then find what it stored."""
+        """Do `work` in rank 0, then in the other processes, which can reuse what rank 0 stored."""
         if self.leads:
             result = work()
             self.first(lambda: None)
@@ -111,7 +111,7 @@ class Processes:
                 )
 
     def lost(self, error: RuntimeError) -> LostProcessError:
-        """Return the error about a failed connection, with the ranks that do not live any more."""
+        """Return the error for a failed connection, with the ranks that failed, ended or hang."""
         with suppress(RuntimeError):
             try:
                 self._alive(0)
@@ -153,7 +153,7 @@ class Processes:
 
 @contextmanager
 def joined(profile: TrainingProfile, where: str) -> Iterator[Processes]:
-    """Join the processes that a launcher started with this one, for the `with` block; alone without a launcher.
+    """Connect to the launcher's other processes for the `with` block. Without a launcher, there are none.
 
     A nested call returns the same processes. Raise a DependencyError if the processes cannot connect, or if a device is
     missing. Errors of connections in the block become a LostProcessError.

@@ -97,7 +97,7 @@ class Tiling:
 
     @property
     def summed(self) -> set[str]:
-        """Columns whose values matter. Of others, only those that are not null are counted."""
+        """Columns whose values are aggregated. `Count` only tests its column for null."""
         return {each.column for each in self.tiles if not isinstance(each, Count)}
 
     def features(self) -> Iterator[tuple[str, Aggregation, timedelta]]:

@@ -163,7 +163,7 @@ class DayTarget:
 
     @contextmanager
     def probed(self) -> "Iterator[DayTarget]":
-        """Write the probe for the block. It is missing where another folder or storage has the same name."""
+        """Write a probe file for the block. A process that sees another store under this root lacks it."""
         probe, storage = f"_probe-{secrets.token_hex(8)}", storage_files(self.root, self.options)
         if "://" not in self.root:
             Path(self.root).mkdir(parents=True, exist_ok=True)
@@ -183,8 +183,8 @@ class DayTarget:
     def write(self, rows: DaySpool, *, pushed: Iterable[int] | None = None) -> tuple[BuiltRows, list[DayFile]]:
         """Write a file for each day that differs from the table; return all days, and the counters.
 
-        `rows` must have all computed rows of its days. `pushed` has the days whose pushed rows are merged: by default
-        those of `rows`.
+        `rows` must have all computed rows of its days. `pushed` has days whose pushed rows are merged: by default
+        the days of `rows`.
         """
         view = self.contract
         built = BuiltRows(view, PushLog(self.root, view.table, self.options), self.now, self.version)

@@ -28,8 +28,8 @@ class StreamReader(Protocol):
     """Reads the events of a stream in the order of each partition's offsets, from the offsets given to `seek`.
 
     Attributes:
-        passed: number of entries of a Redis stream that were added, and are read or gone, as of the next offset. Set it
-            before `seek`. None if unknown, and for other streams, whose offsets have no gaps.
+        passed: number of Redis stream entries before the next offset, whether read or removed. Set it before
+            `seek`. None if unknown, and for other streams, whose offsets have no gaps.
     """
 
     passed: int | None
@@ -244,8 +244,8 @@ class RedisReader:
     def _require_untrimmed(self, info: Mapping[str, Any]) -> None:
         """Raise DataError if entries were trimmed before they were read. Redis 6 does not count them.
 
-        The oldest entries are trimmed first. So while an entry that was read is left, no unread one was trimmed. If
-        none is left, all entries of the stream are unread, and `passed` must be the number of those that are gone.
+        Redis trims the oldest entries first. So if any read entry is left, no unread entry was trimmed. If none is
+        left, all remaining entries are unread, and `passed` must be the number of entries that are gone.
         """
         if "entries-added" not in info:
             return

@@ -31,8 +31,8 @@ class TileState:
         self._features = list(tiling.features())
         self._tick = tiling.tick // MICROSECOND
         self._reach = max(window // MICROSECOND for _, _, window in self._features) // self._tick
-        # A tile's place is its key's number, then its tick. So the places in order are the keys one after the other,
-        # each with its ticks in order, and a window is a range of places.
+        # A place packs a tile's key number (high bits) and tick (low bits). So sorted places keep the ticks of a key
+        # together and in order, and a window is a range of places.
         self._origin = FIRST // self._tick - self._reach
         self._bits = (LAST // self._tick + 1 - self._origin).bit_length()
         self._numbers: dict[tuple[Any, ...], int] = {}
@@ -86,10 +86,10 @@ class TileState:
         self._places = np.insert(self._places, at[~known], places[~known])
 
     def rows(self, keys: pa.Table | None, first: int) -> pa.Table:
-        """Return the rows of some keys, or of all (None), from an event time on, in microseconds since 1970 UTC.
+        """Return the rows of `keys` (None: all keys) since event time `first`, in microseconds since 1970 UTC.
 
-        Each tile is a row. The columns are the join keys, the features, and `event_timestamp`. The tiles of the longest
-        window before `first` must have been added.
+        Each tile gives a row. The columns are the join keys, the features, and `event_timestamp`. First add the events
+        of the longest window before `first`.
         """
         chosen = self._numbers if keys is None else zip(*(keys[name].to_pylist() for name in self._keys), strict=True)
         found = sorted((number, key) for key in chosen if (number := self._numbers.get(key)) is not None)

@@ -45,7 +45,7 @@ def end_with_launcher() -> None:
 
 
 def launch(root: Path, arguments: Sequence[str], processes: int, *, side_by_side: bool = False) -> None:
-    """Run a command of the project in the folder `root` in several processes; the first one prints what it prints.
+    """Run an `isthmus` command on the project at `root` in several processes. Only the first one's output shows.
 
     They train each model together, or, with `side_by_side`, each its share of the models alone.
 

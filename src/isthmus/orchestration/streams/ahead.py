@@ -11,7 +11,7 @@ from isthmus.features.streams.formats import StreamEvent, Unreadable
 from isthmus.features.streams.readers import StreamReader
 
 BACKLOG = 0.25
-"""Share of a full batch from which on the next one is read ahead."""
+"""The next batch is read ahead if this one is at least so full."""
 
 Decoded = tuple[pa.Table, list[StreamEvent], list[Unreadable]]
 """The rows of the readable events, these events in the same order, and the unreadable events."""

@@ -18,9 +18,9 @@ from isthmus.features.values.arrow import micros
 from isthmus.transforms.views.compute import Frames, stream_view, tile_events, with_known_at
 
 EventFrames: TypeAlias = Callable[[pa.Table, pa.Table], AbstractContextManager[Frames]]
-"""Makes the DataFrames of a view's sources from distinct events, without the events of a second table."""
+"""Makes a view's source DataFrames from events, minus duplicates and the events of a second table."""
 Load: TypeAlias = Callable[[int, int | None], pa.Table]
-"""Returns the events of the stream's source from a time on, and also those known from a second time on."""
+"""Returns the source's events since an event time, plus those that became known since a second time."""
 
 
 class Recomputation:
@@ -38,7 +38,7 @@ class Recomputation:
         self._keys = [key.name for key in contract.keys]
 
     def restart(self, lowest: int) -> None:
-        """Read the events that rows from an event time on, and those that late events change, depend on."""
+        """Read the events needed for rows since an event time, with a margin for late events."""
         first = self._first(lowest)
         self.window = EventWindow(self._load(first, None), self._timestamp, first)
 

@@ -1,6 +1,6 @@
 """Parquet files of the offline store as DataFrames, for executors that see that store but not this machine's disk.
 
-In object storage, Python workers read them, as this process does: the engine needs no jar.
+Python workers, not the engine, read files in object storage, so the engine needs no jar.
 """
 
 import secrets
@@ -133,7 +133,7 @@ class _Read:
 
 @contextmanager
 def using(root: str) -> Iterator[None]:
-    """Raise DependencyError for errors of a store on an executor; `explain_missing` shows it to the user."""
+    """Turn store errors on an executor into DependencyError, which `explain_missing` shows to the user."""
     try:
         yield
     except (OSError, pa.ArrowException, DeltaError) as error:

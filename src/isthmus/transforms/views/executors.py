@@ -26,7 +26,7 @@ def run(place: str, rows: "DataFrame", work: Callable[..., Iterator[pa.RecordBat
         with explain_missing(place):
             results = rows.mapInArrow(work, "result string").toArrow()["result"].to_pylist()
     except PySparkException as error:
-        remedy = "correct it, or its sources' data; nothing was written"
+        remedy = "correct it, or its sources' data; nothing was committed"
         raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=remedy) from error
     for each in map(json.loads, results):
         if each.pop("error", False):

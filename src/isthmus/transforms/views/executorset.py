@@ -145,9 +145,9 @@ def write_parts(spark: "SparkSession", spine: StoredSpine, views: JoinedViews, t
 def measure_parts(
     spark: "SparkSession", target: Store, columns: Sequence[Column], views: JoinedViews, tables: Store
 ) -> tuple[int, int, dict[str, FeatureStatistics], dict[str, ViewStatistics]]:
-    """Measure part files, and the tables that they were joined from, in one task per table or set of part files.
+    """Measure part files, and the tables that they were joined from, in one task of the engine.
 
-    Returns the number of rows, their latest event time, statistics by column, and of the tables by view.
+    Returns the row count, the latest event time, statistics by column, and table statistics by view.
     """
     plain = [(column.name, column.dtype.name, column.size) for column in columns]
     (found,) = run("statistics", spark.range(0, 1, 1, 1), _Measure(target, plain, views, tables))

@@ -17,7 +17,7 @@ _BY_ROW = {
     "project", "filter", "with_columns", "with_columns_renamed", "drop", "drop_na", "fill_na", "replace", "to_df",
     "to_schema", "subquery_alias", "hint", "sort", "repartition", "join",
 }  # fmt: skip
-"""Spark Connect's names of operations whose result has each row, or none or several for it, whatever the others are."""
+"""Spark Connect's names of operations that compute each result row from one event, independently of other events."""
 
 
 def marked(events: "DataFrame") -> "DataFrame":
