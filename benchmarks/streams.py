@@ -138,7 +138,8 @@ def flights() -> pa.Table:
 def project(folder: Path, archive: pa.Table, servers: str, view: str = RECOMPUTED, **options: Any) -> Project:
     folder.mkdir(parents=True)
     pq.write_table(archive, folder / "flights.parquet")
-    values = {"servers": servers, "windows": WINDOWS, "tick": 600_000_000, "lateness": 20, **options}
+    values = {"topic": "flights", "servers": servers, "windows": WINDOWS, "tick": 600_000_000, "lateness": 20}
+    values |= options
     (folder / "definitions.py").write_text((DEFINITIONS + view).format(**values))
     (folder / "isthmus.toml").write_text('engine = "sail"\n[project]\nname = "streams"\n')
     made = Project(folder)
