@@ -59,7 +59,7 @@ topics = Distillation(
     student=on_phone,
     task=Text(
         teacher=Pretrained("models/topic-minilm", tokens=128),
-        student=Bag(vocabulary=9_500, width=48),
+        student=Bag(vocabulary=9_300, width=48),
         calibration=Temperature(),
     ),
     settings=Settings(epochs=30, batch=64, learning_rate=5e-3, weight_decay=1e-2),
