@@ -7,6 +7,7 @@ import pytest
 
 from isthmus.features.errors import ConfigurationError, RequestError
 from isthmus.features.files import is_url, require_delta, require_local
+from isthmus.features.offline.delta import storage_files
 from tests.end_to_end.test_paths import NAMES, REFUSED
 
 _TABLE = """
@@ -59,6 +60,9 @@ def test_a_link_to_such_a_folder_is_refused(tmp_path: Path) -> None:
 def test_a_url_is_refused_that_deltalake_would_cut(url: str) -> None:
     with pytest.raises(ConfigurationError, match="deltalake cannot open"):
         require_delta("stores.offline", url, "rename it")
+    # The same for training sets and sources: the files would be those of another place.
+    with pytest.raises(ConfigurationError, match="object storage: path: deltalake cannot open"):
+        storage_files(url, {})
     assert require_delta("stores.offline", "s3://bucket/shop v2", "rename it") == "s3://bucket/shop v2"
 
 

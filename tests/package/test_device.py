@@ -1,9 +1,12 @@
 """The device of a server: where ONNX Runtime lacks it, nothing runs on the CPU instead."""
 
+import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
@@ -40,6 +43,18 @@ def test_a_device_that_onnx_runtime_lacks_is_one_error(package: Path, device: Se
     assert 'or set device = "cpu"' in found.value.remedy
     with pytest.raises(DependencyError, match=r"profiles\.serving\.device"):
         served_by(package, device)
+
+
+def test_libraries_of_tensorrt_are_loaded_from_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorrt_libs.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["TensorrtExecutionProvider"])
+    with pytest.raises(DependencyError, match="cannot start TensorrtExecutionProvider") as found:
+        replay.require_device("tensorrt")
+    assert "tensorrt<11" in found.value.remedy
+    assert sys.modules.pop("tensorrt_libs").__file__ == str(tmp_path / "tensorrt_libs.py")
+    assert os.environ.pop("NVIDIA_TF32_OVERRIDE") == "0"
 
 
 def test_a_model_that_would_run_on_the_cpu_alone_is_refused(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

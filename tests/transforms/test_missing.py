@@ -36,6 +36,10 @@ _UNREACHED = {
     '(org.apache.hadoop.fs.UnsupportedFileSystemException) No FileSystem for scheme "s3"\n\nJVM stacktrace:\n': (
         'this Spark does not read such URLs (No FileSystem for scheme "s3"). Start its server with hadoop-aws'
     ),
+    '(org.apache.hadoop.fs.UnsupportedFileSystemException) No FileSystem for scheme "abfss"\n\nJVM stacktrace:\n': (
+        'this Spark does not read such URLs (No FileSystem for scheme "abfss"). Start its server with Hadoop\'s '
+        "connector for abfss://, of the version of its Hadoop, in spark.jars.packages; or set engine"
+    ),
     "(java.lang.RuntimeException) java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem "
     "not found\n": "this Spark does not read such URLs (Class org.apache.hadoop.fs.s3a.S3AFileSystem not found)",
     "\nModuleNotFoundError: No module named 'isthmus'\n": "the executors do not have the Python module isthmus",

@@ -177,7 +177,7 @@ def mask_secrets(text: str) -> str:
 def first_line(error: BaseException) -> str:
     text = str(error).strip()
     if refusal := _REFUSAL.search(text):
-        return ": ".join(refusal.groups())
+        return ": ".join(part.strip().partition("\n")[0] for part in refusal.groups())
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and _NESTED.match(lines[1]):
         return f"{lines[0]}: {_NESTED.sub('', lines[-1])}"

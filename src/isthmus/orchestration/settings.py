@@ -93,7 +93,7 @@ _LOCAL = _matching(lambda path: not is_url(path), "a local path, not a URL")
 _RUNTIME = _matching(RUNTIMES.__contains__, one_of(RUNTIMES))
 _STORAGE_OPTION = _matching(
     lambda name: not re.search("key|secret|token|password|credential", name, re.IGNORECASE),
-    "an option that is not a credential: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
+    "an option that is not a credential: set it in the environment, such as AWS_SECRET_ACCESS_KEY",
 )
 _CRON = _matching(_is_cron, "five fields like 0 3 * * 0, or @hourly, @daily, @weekly, @monthly or @yearly")
 _Count = Annotated[int, Field(ge=1)]

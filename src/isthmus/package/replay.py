@@ -1,5 +1,6 @@
 """Check a model file against its package: graph, input tensors and golden cases. `deviation` measures a difference."""
 
+import importlib
 import os
 import sys
 import time
@@ -139,12 +140,17 @@ def require_device(device: ServingDevice) -> None:
 
     provider, packages = _PROVIDERS[device][0][0], "onnxruntime-gpu[cuda,cudnn]"
     if device == "tensorrt":
-        packages += " and TensorRT"
+        packages += " and tensorrt<11"
     if provider not in onnxruntime.get_available_providers():
         problem, first = f"ONNX Runtime {onnxruntime.__version__} has no {provider}", "uninstall onnxruntime"
     else:
-        with redirect_stdout(sys.stderr):  # callers of `--json` parse stdout
+        with redirect_stdout(sys.stderr), suppress(ImportError, OSError):  # callers of `--json` parse stdout
+            if device == "tensorrt":
+                # NVIDIA's variable: unlike the other provider, TensorRT's has no option against TF32.
+                os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
             onnxruntime.preload_dlls()
+            if device == "tensorrt":
+                importlib.import_module("tensorrt_libs")  # loads TensorRT where pip has installed it
         with suppress(Exception):  # onnxruntime's exceptions have no base class of their own
             if provider in _opened(_NEGATION, session_options(1), device).get_providers():
                 return

@@ -225,16 +225,18 @@ class State:
 
     def version_states(self) -> list[tuple[Deployment, str]]:
         """Return the deployed package and those on trial, each with the reason why it cannot answer, or ""."""
-        states: list[tuple[Deployment, str]] = []
+        # A version is a package: one that was deployed again, with another profile, is there once.
+        states: dict[str, tuple[Deployment, str]] = {}
         if self.model is not None:
-            states.append((self.model.deployment, str(self.outdated or "")))
+            states[self.model.deployment.digest] = (self.model.deployment, str(self.outdated or ""))
         if (run := self.candidate_run) is not None:
             why = "" if self.candidate is not None else run.refused or "its package cannot be loaded: see /models"
-            states.append((run.deployment, why))
+            states.setdefault(run.deployment.digest, (run.deployment, why))
         if self.probation is not None:
+            before = self.probation.probation.before
             why = "" if self.former is not None else self.probation.problem or ""
-            states.append((self.probation.probation.before, why))
-        return states
+            states.setdefault(before.digest, (before, why))
+        return [*states.values()]
 
     @property
     def deployment_state(self) -> str:

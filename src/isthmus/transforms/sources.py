@@ -73,14 +73,14 @@ class Landed:
 def needs_copy(source: Source, *, cluster: bool = False) -> bool:
     """Return True if `land` must copy a source to a local Parquet file before an engine can read it.
 
-    True for Delta and Iceberg tables, SQL queries, and S3 URLs. `cluster` says that the engine is a Spark Connect
-    server. Such an engine reads S3 URLs itself, so the result is False for them.
+    True for Delta and Iceberg tables, SQL queries, and URLs of `parquet.SCHEMES`. `cluster` says that the engine is a
+    Spark Connect server. Such an engine reads these URLs itself, so the result is False for them.
     """
     return not source.path or (source.path.startswith(parquet.SCHEMES) and not cluster)
 
 
 def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
-    """Copy the rows of a table, SQL query or S3 URL to `folder/NAME.parquet`, replacing it, for a build to read.
+    """Copy the rows of a table, SQL query or URL to `folder/NAME.parquet`, replacing it, for a build to read.
 
     With a time range `within`, copies the rows whose `source.timestamp` is in the range or null. The range is widened
     to whole seconds. Copies all rows if the range is None or the source declares no `timestamp`. Relative paths start
@@ -217,7 +217,7 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
 
     Does not read the rows. Uses the names, sizes and times of files, the version of a table, or the result of
     `version_sql`. Returns None if changes cannot be detected: for a PostgreSQL query without `version_sql`, and for a
-    URL that is not on S3. Relative paths start from `root`. `options` are the storage options for URLs.
+    URL that is not of `parquet.SCHEMES`. Relative paths start from `root`. `options` are the storage options for URLs.
 
     Raises ConfigurationError if a local file, or the variable with a database address, is missing. Raises DataError for
     a damaged table, and DependencyError if a server does not answer.

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from isthmus.distill.restore import restore
 from isthmus.distill.tasks.answers import student_answers
-from isthmus.distill.training.processes import table_digest
+from isthmus.distill.training.processes import joined, table_digest
 from isthmus.features.errors import DependencyError
+from isthmus.features.profiles import TrainingProfile
 from tests.distill.launching import WAIT_SECONDS, answers, launched, ranks
 from tests.distill.support import material, run, training_set
 
@@ -168,11 +169,18 @@ def test_a_batch_that_cannot_be_divided_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "models").exists()
 
 
-def test_processes_without_a_launcher_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.parametrize("size", ["2", "two"])
+def test_processes_without_a_launcher_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(DependencyError, match=r"the 2 processes cannot connect: .*torchrun or accelerate launch"):
+    with pytest.raises(DependencyError, match=f"the {size} processes cannot connect: .*torchrun or .*unset WORLD_SIZE"):
         run(tmp_path, training_set())
+
+
+def test_an_empty_variable_is_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "")
+    with joined(TrainingProfile(), "here") as processes:
+        assert processes.count == 1
 
 
 def test_a_table_has_the_digest_of_its_values() -> None:

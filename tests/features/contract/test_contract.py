@@ -364,6 +364,7 @@ def _view(**parts: Any) -> FeatureView:
             "connection: is not the name of an env",
         ),
         (_view(sources=[Source("flights", delta="s3://key:sesame@b/t")]), "source flights: has a user in its URL"),
+        (_view(sources=[Source("flights", path="abfss://c:sesame@a.b/t")]), "source flights: has a user in its URL"),
         ("flights", "'flights'"),
     ],
 )
@@ -371,6 +372,10 @@ def test_a_mistake_is_a_problem_and_no_traceback(declared: Any, sentence: str) -
     found = _problems(declared)
     assert len(found) == 1, found
     assert sentence in found[0]
+
+
+def test_a_container_of_azure_is_no_user() -> None:
+    compile_contract("prod", [_view(sources=[Source("flights", path="abfss://c@a.dfs.core.windows.net/t")])])
 
 
 URL = "http://registry:8081"

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isthmus.features.errors import ContractMismatch, DataError
+from isthmus.features.errors import ContractMismatch, DataError, DependencyError, first_line
 from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.store import OfflineStore, TableWrite
 from isthmus.features.types import Array, Float32, Float64, Int32, Int64, String, UnixTimestamp
@@ -357,3 +357,24 @@ def test_a_killed_writer_leaves_the_old_rows_and_a_rerun_finishes(store: Offline
     store.write(store.prepare(VIEW, big(1.0)))
     assert _read(store).equals(new)
     assert not store.write(store.prepare(VIEW, big(1.0))).changed
+
+
+@pytest.mark.parametrize(
+    ("url", "known"),
+    [("az://shop/tables", {}), ("abfss://c@account.dfs.core.windows.net/t", {"AZURE_STORAGE_ACCOUNT_KEY": "a"}),
+     ("gs://shop/tables", {"GOOGLE_SERVICE_ACCOUNT": "nowhere.json"})],
+)  # fmt: skip
+def test_other_clouds_without_credentials_are_not_available(
+    url: str, known: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in known.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DependencyError, match=r"is not available .* check storage_options"):
+        OfflineStore(url).commit(VIEW)
+
+
+def test_an_answer_of_azure_is_one_sentence() -> None:
+    xml = "<Error><Code>ContainerNotFound</Code><Message>It does not exist.\nRequestId:1\nTime:2</Message></Error>"
+    assert first_line(OSError(f"Error performing GET\n{xml}")) == "ContainerNotFound: It does not exist."

@@ -202,7 +202,7 @@ def test_a_chart_with_its_values_is_the_base(tmp_path: Path, key: str) -> None:
 
 
 def test_braces_of_a_project_are_not_read_by_helm(tmp_path: Path) -> None:
-    content = files(project(tmp_path, '[server]\nhosts = ["{{.x}}"]\n'))
+    content = files(project(tmp_path, '[server]\nhosts = ["{{.x}}", "VALUE_images.serving_"]\n'))
     assert b'{{ "{{" }}.x' in content["chart/templates/serving-deployment.yaml"]
     made = read(content)
     found = rendered(content, made["chart/values.yaml"])
@@ -225,6 +225,9 @@ def test_a_fleet_scales_from_zero_by_requests_that_the_add_on_holds(tmp_path: Pa
         "service": service["metadata"]["name"], "portName": service["spec"]["ports"][0]["name"],
     }  # fmt: skip
     assert spec["scaleTargetRef"] == base["spec"]["scaleTargetRef"]
+    # In a cluster that has that autoscaler already, KEDA takes it over.
+    assert scaling["metadata"]["annotations"] == {"scaledobject.keda.sh/transfer-hpa-ownership": "true"}
+    assert spec["advanced"]["horizontalPodAutoscalerConfig"]["name"] == base["metadata"]["name"]
     pushed, cpu = spec["triggers"]
     assert pushed["metadata"]["interceptorRoute"] == route["metadata"]["name"]
     utilization = base["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"]
@@ -242,11 +245,46 @@ def test_servers_on_a_gpu_get_one_and_its_onnx_runtime(tmp_path: Path) -> None:
     spec = pod(read(content), "serving")
     assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    installed = f'"onnxruntime-gpu[cuda,cudnn]=={metadata.version("onnxruntime")}" tensorrt\n'.encode()
+    # CUDA's libraries need memory, and TensorRT needs time before the first answer.
+    assert spec["containers"][0]["resources"]["requests"]["memory"] == f"{192 + 1024 + 64}Mi"
+    assert spec["containers"][0]["startupProbe"]["failureThreshold"] == 600
+    # ONNX Runtime 1.31 links to libnvinfer.so.10.
+    installed = f'"onnxruntime-gpu[cuda,cudnn]=={metadata.version("onnxruntime")}" "tensorrt<11"\n'.encode()
     assert installed in content["images/Dockerfile.serving"]
     plain = files(project(tmp_path / "cpu"))
     assert b"onnxruntime-gpu" not in plain["images/Dockerfile.serving"]
     assert b"gpu" not in plain["base/serving/deployment.yaml"]
+
+
+def test_a_machine_with_the_build_for_gpus_pins_the_same_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [package for package in metadata.distributions() if package.name != "onnxruntime"]
+
+    def version(name: str) -> str:
+        return next((package.version for package in others if package.name == name), "") or missing(name)
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    expected = f"\nonnxruntime=={metadata.version('onnxruntime')}\n"
+    monkeypatch.setattr(metadata, "distributions", lambda: others)
+    monkeypatch.setattr(metadata, "version", version)
+    constraints.cache_clear()
+    try:
+        content = files(project(tmp_path, '[profiles.serving]\ndevice = "cuda"\n'))
+    finally:
+        constraints.cache_clear()
+    assert expected in content["images/constraints.txt"].decode()
+    assert (
+        f"[cuda,cudnn]{expected.strip().removeprefix('onnxruntime')}" in content["images/Dockerfile.serving"].decode()
+    )
+
+
+@pytest.mark.parametrize("name", ["null", "true", "on", "y"])
+def test_a_project_may_have_the_name_of_a_yaml_word(tmp_path: Path, name: str) -> None:
+    made = read(files(project(tmp_path, name=name)))
+    assert made["chart/Chart.yaml"]["name"] == made["overlays/example/kustomization.yaml"]["namespace"] == name
 
 
 def test_selectors_find_their_pods_and_no_others(made: Made) -> None:

@@ -14,7 +14,7 @@ import pytest
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
-from isthmus.orchestration.models.release import history, promote, rollback
+from isthmus.orchestration.models.release import _await_switch, history, promote, rollback
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.serve import url_host
 from isthmus.package.manifest import package_digest
@@ -69,14 +69,18 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
         assert set(switched["seconds"]) == {"fetch", "verify", "load", "warm", "switch"}
         answer = server.predict(request={"distance": [1], "carrier": ["UA"]})
         assert answer.json()["package"] == digests[1]
+        # The same package again, with another profile.
+        again = put(packages[1], verdict_of(packages[1]), at=NOW + 9, profile=ServingProfile(threads=2))
+        assert _await_switch(project, again.deployment) == "has switched"
+        assert server.http.get("/models").json()["models"][0]["threads"] == 2
     lines = history(project)
     assert [line["action"] for line in reversed(lines)] == [
-        "deploy", "deploy", "deploy", "canary", "drop", "shadow", "promote", "rollback", "rollback",
+        "deploy", "deploy", "deploy", "canary", "drop", "shadow", "promote", "rollback", "rollback", "deploy",
     ]  # fmt: skip
     shown = subprocess.run(
         [SCRIPT, "deploy", "history"], cwd=tmp_path, capture_output=True, text=True, check=True
     ).stdout
-    assert [line.split()[1] for line in shown.splitlines()[3:12]] == [line["action"] for line in lines]
+    assert [line.split()[1] for line in shown.splitlines()[3:13]] == [line["action"] for line in lines]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "::1"])  # noqa: S104 - for a moment

@@ -16,11 +16,13 @@ import pytest
 from openapi_schema_validator import OAS31Validator
 
 from isthmus.features.files import write_atomically
+from isthmus.features.profiles import ServingProfile
 from isthmus.package.golden import read_golden
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import TensorInfo, open_package, package_digest
 from isthmus.serving.http.inference import _described
 from isthmus.serving.limits import Limits
+from isthmus.serving.rollout.releases import deploy
 from isthmus.serving.wire.inference import HEADER
 from tests.serving.http.test_openapi import resolved
 from tests.serving.support import (
@@ -28,11 +30,14 @@ from tests.serving.support import (
     CONTRACT,
     EVERYTHING,
     LISTS,
+    NOW,
     PUNCTUALITY,
     ROUTE,
+    TABLES,
     Server,
     contract_of,
     serving,
+    verdict_of,
     wait,
 )
 from tests.serving.tensors import (
@@ -281,6 +286,11 @@ def test_statistics_count_rows_runs_and_runs_without_outputs(tmp_path: Path, red
 def test_the_repository_lists_what_is_deployed_and_deploys_nothing(tmp_path: Path, redis_url: str) -> None:
     with tensor_server(tmp_path / "server", redis_url, make_drawing_package) as (server, package):
         entry = {"name": "draws", "version": package_digest(package), "state": "READY", "reason": ""}
+        assert server.http.post("/v2/repository/index").json() == [entry]
+        # The same package with another profile: the former deployment, still watched, has the same version.
+        profile = ServingProfile(threads=2, probation_seconds=600)
+        deploy(package, verdict_of(package), CONTRACT, profile, server.deployment, tables=TABLES, at=NOW + 1)
+        wait(lambda: server.http.get("/models").json()["models"][0].get("probation"), "the probation")
         assert server.http.post("/v2/repository/index").json() == [entry]
         for action in ("load", "unload"):
             refused = server.http.post(f"/v2/repository/models/draws/{action}")

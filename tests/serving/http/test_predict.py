@@ -94,6 +94,7 @@ def test_models_are_listed(server: Server) -> None:
         "service": "late",
         "precision": "int8",
         "threads": 1,
+        "device": "cpu",
         "deployed_at": NOW,
         "current": True,
         "inputs": [

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -143,6 +143,22 @@ def test_a_histogram_is_what_a_naive_count_says(
     assert value(found, "answer_seconds_bucket", route="/a", le="+Inf") == len(durations)
     assert value(found, "answer_seconds_count", route="/a") == len(durations)
     assert value(found, "answer_seconds_sum", route="/a") == pytest.approx(sum(durations))
+
+
+def test_the_last_run_stays_when_its_worker_has_ended(tmp_path: Path) -> None:
+    ended = Metrics(State, lambda: NOW, tmp_path)
+    with ended.run("late", 2):
+        pass
+    expected = ended.statistics("late")
+    ended.close()
+    for file in tmp_path.glob(f"*_{os.getpid()}.db"):
+        file.rename(file.with_name(file.name.replace(f"_{os.getpid()}.db", "_1.db")))
+    mark_process_dead(1, tmp_path)  # type: ignore[no-untyped-call]
+    another = Metrics(State, lambda: NOW, tmp_path)
+    found = another.statistics("late")
+    another.close()
+    assert found == expected
+    assert found.last_inference > 0
 
 
 def test_freshness_ages_without_traffic_and_ends_with_its_view() -> None:

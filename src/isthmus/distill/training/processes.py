@@ -158,7 +158,7 @@ def joined(profile: TrainingProfile, where: str) -> Iterator[Processes]:
     A nested call returns the same processes. Raise a DependencyError if the processes cannot connect, or if a device is
     missing. Errors of connections in the block become a LostProcessError.
     """
-    if _joined or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if _joined or os.environ.get("WORLD_SIZE", "1") in ("", "1"):
         yield _joined[-1] if _joined else Processes()
         return
     processes, ended = _join(profile, where)
@@ -203,7 +203,7 @@ def _join(profile: TrainingProfile, where: str) -> tuple[Processes, threading.Ev
         raise DependencyError(
             where, f"the {os.environ['WORLD_SIZE']} processes cannot connect: {first_line(error)}",
             expected="the environment of torchrun or accelerate launch, and an address that all processes reach",
-            remedy="on one machine, start them with `isthmus distill --processes 2`",
+            remedy="on one machine, start them with `isthmus distill --processes 2`; for one process, unset WORLD_SIZE",
         ) from error  # fmt: skip
     ended = threading.Event()
 

@@ -8,7 +8,8 @@ from typing import Literal, TypeAlias
 from isthmus.features.definition.failure import type_problems
 from isthmus.features.errors import Problem, one_of
 
-USER = re.compile("[^/]*://[^/]*@")
+USER = re.compile(r"(?!(?i:abfss?)://[^/:@]*@)[^/]*://[^/]*@")
+"""A URL with a user. In Azure's URLs, the part before "@" is a container."""
 VARIABLE = re.compile(r"(?!ISTHMUS_)[A-Za-z_][A-Za-z0-9_]*")
 _TIMES = ("iso", "s", "ms", "us")
 _SECRET = (".password", ".key.pem", ".secret")

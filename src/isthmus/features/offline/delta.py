@@ -14,7 +14,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from isthmus.features.errors import DataError, DependencyError, IsthmusError, first_line
-from isthmus.features.files import private_folder
+from isthmus.features.files import private_folder, require_delta
 
 if TYPE_CHECKING:
     import pyarrow.fs as fs
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _OWN = "isthmus."
 """Prefix of the metadata that Isthmus adds to commits."""
 
-_SIGNS = ("Generic S3 error", "lacked the necessary privileges", "<Error><Code>", "Error performing ")
+_SIGNS = ("Generic S3 error", "Generic GCS error", "Generic MicrosoftAzure error", "lacked the necessary privileges",
+          "<Error><Code>", "Error performing ")  # fmt: skip
 """Parts of deltalake's error messages when a storage refuses a request or does not answer."""
 
 _BUFFER = 1 << 20
@@ -200,7 +201,8 @@ def unavailable(where: str, place: str, error: BaseException) -> DependencyError
     return DependencyError(
         where, f"{place} is not available ({first_line(error)})",
         remedy="its rows are unchanged: check storage_options, the bucket, and the credentials in the environment "
-        "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), then try again",
+        "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY or others), "
+        "then try again",
     )  # fmt: skip
 
 
@@ -215,11 +217,15 @@ def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
 
 
 def storage_files(place: str, options: Mapping[str, str]) -> "fs.FileSystem":
-    """Return the files below a folder or URL. Credentials for a URL come from the environment of this process."""
+    """Return the files below a folder or URL. Credentials for a URL come from the environment of this process.
+
+    Raise ConfigurationError for a URL with characters that deltalake would take for another place.
+    """
     import pyarrow.fs as fs
     from deltalake.fs import DeltaStorageHandler
 
     if "://" in place:
+        require_delta("object storage", place, "choose another URL")
         return fs.PyFileSystem(DeltaStorageHandler(place, dict(options)))
     return fs.SubTreeFileSystem(place, fs.LocalFileSystem())
 

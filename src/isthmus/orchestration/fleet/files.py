@@ -111,7 +111,7 @@ def _chart(
             move(container, "image", "images", container["image"].partition(":")[0].rpartition("-")[2])
             move(container, "resources", "resources", component)
         template = dump(manifest).replace("{{", '{{ "{{" }}')
-        template = re.sub(r"VALUE_(\w+\.\w+)_", r"{{ toJson .Values.\1 }}", template)
+        template = re.sub(r": VALUE_(\w+\.\w+)_$", r": {{ toJson .Values.\1 }}", template, flags=re.MULTILINE)
         templates[f"chart/templates/{component}-{file}"] = template.encode()
     return templates | {"chart/values.yaml": dump(values).encode()}
 
@@ -166,7 +166,7 @@ def _values(project: Project) -> Mapping[str, Any]:
     return {
         "name": name,
         "version": metadata.version("isthmus").replace("+", "-"),
-        "onnxruntime": metadata.version("onnxruntime"),
+        "onnxruntime": _onnxruntime(),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         # Install Isthmus from a file, because a package index may have another package under this name.
         "wheel": f"isthmus-{metadata.version('isthmus')}-py3-none-any.whl",
@@ -201,7 +201,14 @@ def constraints() -> str:
         package.name.lower().replace("_", "-"): package.version.partition("+")[0]
         for package in metadata.distributions()
     }
+    versions["onnxruntime"] = _onnxruntime()
     return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()) if name != "isthmus")
+
+
+def _onnxruntime() -> str:
+    import onnxruntime  # its distribution for GPUs has another name
+
+    return str(onnxruntime.__version__)
 
 
 def _problems(project: Project, name: str, ports: tuple[int, ...]) -> list[Problem]:

@@ -52,7 +52,7 @@ def launch(root: Path, arguments: Sequence[str], processes: int, *, side_by_side
     Raise the error of the process that failed first. Raise Stopped on a signal, after all processes have stopped, and a
     DependencyError if a process was killed.
     """
-    if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
+    if (launched := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
         raise RequestError(
             "command line", f"asks for {processes} processes in one of {launched}",
             remedy="leave the option out under a launcher",
@@ -88,6 +88,7 @@ def launch(root: Path, arguments: Sequence[str], processes: int, *, side_by_side
             raise Stopped("isthmus distill", f"stopped by {name}", int(error.sigval), remedy=_RESUME) from error
         finally:
             del os.environ[ERRORS]
+            os.environ.pop(SIDE_BY_SIDE, None)
 
 
 def _cause(folder: Path, codes: Mapping[int, int], processes: int) -> IsthmusError:

@@ -163,7 +163,9 @@ def _await_switch(project: Project, deployment: Deployment) -> str:
     url = address(project)
     end = time.monotonic() + SWITCH_SECONDS
     message = f"no server answers at {url}; a server at another port switches on its own"
-    expected = deployment.digest, deployment.candidate and deployment.candidate.deployment.digest
+    # The same package may be deployed again, with another profile.
+    candidate = deployment.candidate and deployment.candidate.deployment.digest
+    expected = deployment.digest, deployment.deployed_at, candidate
     try:
         with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=SWITCH_SECONDS)) as server:
             status, answer = _get(server, "/readyz")
@@ -174,7 +176,7 @@ def _await_switch(project: Project, deployment: Deployment) -> str:
             while time.monotonic() < end:
                 _, answer = _get(server, "/models")
                 models = answer.get("models", ())
-                if any((model["package"], model.get("candidate", {}).get("package")) == expected for model in models):
+                if any(_release_of(model) == expected for model in models):
                     return "has switched"
                 if any(model.get("undone", {}).get("package") == deployment.digest for model in models):
                     return "has switched and rolled the deployment back: see `isthmus deploy history`"
@@ -183,6 +185,10 @@ def _await_switch(project: Project, deployment: Deployment) -> str:
     except (OSError, http.client.HTTPException, ValueError):
         return message
     return message
+
+
+def _release_of(model: dict[str, Any]) -> tuple[str, int, str | None]:
+    return model["package"], model["deployed_at"], model.get("candidate", {}).get("package")
 
 
 def _get(server: http.client.HTTPConnection, path: str) -> tuple[int, dict[str, Any]]:

@@ -123,6 +123,7 @@ def deployed_models(state: State) -> list[ModelState]:
             service=deployment.service,
             precision=deployment.precision,
             threads=deployment.threads,
+            device=deployment.device,
             deployed_at=deployment.deployed_at,
             current=outdated is None,
             # An input that both the model and a request transform read is listed once.
@@ -218,7 +219,7 @@ def _deployed(models: Sequence[ModelState]) -> Block:
             model.model,
             short(model.package),
             short(model.contract),
-            model.precision,
+            model.precision if model.device == "cpu" else f"{model.precision} on {model.device}",
             minute(model.deployed_at),
             _served(model),
         ]

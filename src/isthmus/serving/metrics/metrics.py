@@ -218,7 +218,7 @@ class _Series:
         self.failed_rows = tally.counter("isthmus_failed_rows_total", "Rows of runs without outputs.", "model")
         self.last_run = tally.gauge(
             "isthmus_model_last_run_timestamp_seconds", "Time of the last run of a model; 0 before it.", "model",
-            merge="livemax",
+            merge="max",
         )  # fmt: skip
         self.recorded = tally.counter("isthmus_recorded_answers_total", "Answers that were recorded.")
         self.unrecorded = tally.counter(

@@ -256,8 +256,8 @@ class Recorder:
 
 def runtime() -> str:
     # The last bits of a model's outputs may depend on these versions and on the processor.
-    # tokenizers is installed only where text is generated.
-    versions = ((name, _version(name)) for name in ("isthmus", "onnxruntime", "numpy", "tokenizers"))
+    # tokenizers is installed only where text is generated, and one of the builds of ONNX Runtime.
+    versions = ((name, _version(name)) for name in ("isthmus", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers"))
     return " ".join([*(f"{name} {number}" for name, number in versions if number), _processor()])
 
 

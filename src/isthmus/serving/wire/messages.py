@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from isthmus.features.profiles import ServingDevice
 from isthmus.features.projectstatus import ProjectStatus
 
 FieldStatus = Literal["PRESENT", "NULL_VALUE", "NOT_FOUND", "OUTSIDE_MAX_AGE", "INVALID"]
@@ -277,6 +278,7 @@ class ModelState(Struct):
     service: str
     precision: str
     threads: int
+    device: ServingDevice
     deployed_at: _Micros
     current: bool
     inputs: list[ModelInput]

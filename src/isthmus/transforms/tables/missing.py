@@ -43,8 +43,9 @@ def explain_missing(where: str) -> Iterator[None]:
 def _unreached(where: str, message: str) -> DependencyError | None:
     if storage := _SCHEME.search(message):
         problem = f"this Spark does not read such URLs ({storage[0]})"
-        remedy = "start its server with hadoop-aws, of the version of its Hadoop, in spark.jars.packages"
-        if scheme := storage["scheme"]:
+        library = "hadoop-aws" if "s3" in storage[0] else f"Hadoop's connector for {storage['scheme']}://"
+        remedy = f"start its server with {library}, of the version of its Hadoop, in spark.jars.packages"
+        if (scheme := storage["scheme"]) and "s3" in scheme:
             remedy += f", and set spark.hadoop.fs.{scheme}.impl to org.apache.hadoop.fs.s3a.S3AFileSystem"
     elif (module := _MODULE.search(message)) and find_spec(module[1]) is not None:
         problem = f"the executors do not have the Python module {module[1]}, though this process does"

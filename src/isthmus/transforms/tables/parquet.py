@@ -15,6 +15,7 @@ import pyarrow as pa
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, Problem, extra, first_line
 from isthmus.features.files import is_url
+from isthmus.features.offline.delta import storage_files
 from isthmus.transforms.tables.table import SourceTable, Within, reading
 
 if TYPE_CHECKING:
@@ -286,21 +287,22 @@ def _type(dtype: pa.DataType) -> pa.DataType | None:
     return _SIGNED.get(dtype) or _LARGE.get(dtype) or dtype
 
 
-SCHEMES = ("s3://", "s3a://")
+SCHEMES = ("s3://", "s3a://", "gs://", "az://", "abfs://", "abfss://")
 
 
 class _Objects(ParquetFiles):
     def __init__(self, source: Source, options: Mapping[str, str]) -> None:
         import pyarrow.fs as fs
-        from deltalake.fs import DeltaStorageHandler
 
         folder, _, name = source.path.rstrip("/").rpartition("/")
-        storage = fs.PyFileSystem(DeltaStorageHandler(folder, dict(options)))
+        if folder.endswith("/"):  # the whole bucket
+            folder, name = source.path, ""
+        storage = storage_files(folder, options)
         info = storage.get_file_info(name)
         if info.type != fs.FileType.File:
             info = storage.get_file_info(fs.FileSelector(name, allow_not_found=True, recursive=True))
         files = [each for each in (info if isinstance(info, list) else [info]) if each.type == fs.FileType.File]
-        if any("/_delta_log/" in each.path[len(name) :] for each in files):
+        if any("/_delta_log/" in f"/{each.path[len(name) :]}" for each in files):
             # Read as Parquet, it would include deleted rows.
             problem = Problem(f"source {source.name}", f"{source.path} is a Delta table", f'delta="{source.path}"')
             raise ConfigurationError("definitions.py", [problem], remedy="name it with delta= instead of path=")
