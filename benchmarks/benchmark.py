@@ -65,6 +65,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark("Point-in-time joins", "offline", ("--only", "joins"), ("java",)),
     Benchmark("Writes of what changed", "offline", ("--only", "writes"), ("redis-server",)),
+    Benchmark("Reads of a maintained table", "offline", ("--only", "upkeep")),
     Benchmark("Lookups", "online", ("--only", "lookups"), ("redis-server", "wrk")),
     Benchmark("Writes", "online", ("--only", "writes"), ("redis-server",)),
     Benchmark("Request features", "request"),

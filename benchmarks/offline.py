@@ -4,6 +4,9 @@ Each join runs in a fresh process; the cases alternate, and the median of the ro
 results are checked against a range join, the definition of the result. Joins run in two variants: with one time column,
 as Polars and Feast's defaults support, and with `created` as the time from which a row may be used.
 
+`--only upkeep` commits 100 times a day to a table, maintains it every day, and compares reads with those of a table
+with the same rows in one commit. Versions stay for ten days; every 500th stays as if a training set needed it.
+
 Needs `redis-server` and Java 17. Run it on an idle machine.
 """
 
@@ -18,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from offline_data import COLUMNS, changed, write_tables
 from online import writes
@@ -26,7 +31,11 @@ from online_data import write_tables as write_online_tables
 from processes import free_port, last_json, redis_server
 from result import Comparison, at_most, less, note, options_parser, plain_figure, report
 
+from isthmus.features.days import DAY, Days
+from isthmus.features.offline.pushes import ACCEPTED, CONTRACT
+from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.maintenance.upkeep import maintain, space
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
@@ -54,21 +63,24 @@ PAIRS: dict[bool, list[tuple[str, str, float | None]]] = {
 def main() -> int:
     parser = options_parser(__doc__, "one round over small tables")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["joins", "writes"])
+    parser.add_argument("--only", choices=["joins", "writes", "upkeep"])
+    parser.add_argument("--commits", type=int, default=5_000, help="commits of the upkeep; 36500 are a year")
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
     rows, questions, users = (50_000, 5_000, 5_000) if options.quick else (1_000_000, 100_000, 100_000)
     comparisons: list[Comparison] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
-        if options.only != "writes":
+        if options.only in (None, "joins"):
             write_tables(folder, rows, questions)
             for cutoff in (False, True):
                 comparisons += joins(folder, rounds, questions, cutoff=cutoff)
-        if options.only != "joins":
+        if options.only in (None, "writes"):
             write_online_tables(folder, {"stats": users, "wide": 10})
             comparisons += writes(folder / "writes", folder, users, rounds)
             comparisons += rewrites(folder / "rewrites", folder)
+        if options.only in (None, "upkeep"):
+            comparisons += upkeeps(folder, 500 if options.quick else options.commits)
     return report("offline", comparisons, as_json=options.json, quick=options.quick)
 
 
@@ -147,6 +159,68 @@ def rewrites(folder: Path, place: Path) -> list[Comparison]:
             comparisons.append(less(f"rewrite, {case}", "s", ours, peer, "Feast, incremental"))
             comparisons.append(at_most(f"rewrite, {case}: rows written", "rows", done.written, int(len(table) * 0.01)))
     return comparisons
+
+
+def upkeeps(place: Path, commits: int) -> list[Comparison]:
+    """Commit to a table a hundred times a day with and without daily upkeep, and read it beside a fresh table."""
+    root = our_project(place / "upkeep", place, "127.0.0.1:1", 0)
+    view = Project(root).definitions.contract.views["stats"]
+    chance, days, daily = np.random.default_rng(0), 365, 500
+    kept, fresh = (OfflineStore(place / name) for name in ("kept", "fresh"))
+
+    def rows(first: int, end: int, count: int) -> pa.Table:
+        size = (end - first) * count
+        event = np.repeat(np.arange(first, end), count) * DAY + np.tile(np.arange(count), end - first) * 1_000_000
+        times = pa.array(event).cast(pa.timestamp("us", "UTC"))
+        columns = {"user_id": np.tile(np.arange(count), end - first), "event_timestamp": times, "known_at": times}
+        columns |= {f"f{n}": chance.standard_normal(size, dtype=np.float32) for n in range(20)}
+        return pa.table(columns)
+
+    def build(store: OfflineStore, built: pa.Table, within: Days | None = None) -> None:
+        with store.prepare(view, built, within) as prepared:
+            store.write(prepared)
+
+    def push(day: int, second: int) -> None:
+        pushed = rows(day, day + 1, 1)
+        event = pa.array([day * DAY + (40_000 + second) * 1_000_000]).cast(pa.timestamp("us", "UTC"))
+        for name in ("event_timestamp", "known_at"):
+            pushed = pushed.set_column(pushed.schema.get_field_index(name), name, event)
+        kept.extend(view, pushed.append_column(ACCEPTED, pa.array([0])).append_column(CONTRACT, pa.array([view.hash])))
+
+    build(kept, rows(0, days, daily))
+    at, longest = [time.time()], 0.0
+    for n in range(1, commits + 1):
+        today = days + (n - 1) // 100
+        if n % 2:
+            build(kept, rows(today, today + 1, daily * (n % 100 + 1) // 100), Days(today, today + 1))
+        else:
+            push(today - 1 - int(chance.integers(0, 30)), n)
+        at.append(time.time())
+        if n % 100 == 0:
+            began = time.perf_counter()
+            needed = range(0, kept.history(view).version, 500)
+            # Ten days of a hundred commits each, in the time of this run.
+            done = maintain(kept.stored(view.table), 1, needed, now=at[max(n - 1_000, 0)] + 86_400)
+            longest = max(longest, time.perf_counter() - began)
+            note(f"{n} commits: {done}, {time.perf_counter() - began:.2f} s")
+    history = kept.history(view)
+    build(fresh, history.table().drop_columns(["content_hash"]))
+    wrong = 0 if fresh.history(view).fingerprint == history.fingerprint else history.rows()
+    seconds = defaultdict(list)
+    for _ in range(15):
+        for store in (kept, fresh):
+            began = time.perf_counter()
+            store.history(view).table()
+            seconds[store].append(time.perf_counter() - began)
+    ours, peer = (statistics.median(seconds[store]) for store in (kept, fresh))
+    case = f"upkeep, {commits:,} commits"
+    cost, whole = (space(store.stored(view.table)) for store in (kept, fresh))
+    return [
+        less(f"{case}: read all rows", "s", ours, peer, "a fresh table", 1 / 1.2),
+        at_most(f"{case}: rows that differ", "rows", wrong, 0),
+        plain_figure(f"{case}: longest run", "s", round(longest, 2)),
+        less(f"{case}: size with old versions", "MB", cost.bytes / 1e6, whole.bytes / 1e6, "a fresh table"),
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

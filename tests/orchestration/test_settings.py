@@ -85,7 +85,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         ),
         "stores.onlin": (
             "is not a setting (did you mean online?); expected one of history_seconds, keep_contracts_hours, "
-            "offline, online, storage_options"
+            "keep_days, offline, online, storage_options"
         ),
         "profiles.training.device": "'tpu'; expected 'cpu', 'cuda' or 'auto'",
         "profiles.training.batch": "0; expected greater than or equal to 1",
@@ -242,7 +242,7 @@ def test_a_wrong_variable_is_named_as_one(tmp_path: Path, monkeypatch: pytest.Mo
         "ISTHMUS_SERVER__PORT: 'http'; expected a whole number",
         (
             "ISTHMUS_STORES__ONLIN: is not a setting (did you mean online?); expected one of history_seconds, "
-            "keep_contracts_hours, offline, online, storage_options"
+            "keep_contracts_hours, keep_days, offline, online, storage_options"
         ),
     ]
 

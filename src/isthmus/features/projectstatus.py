@@ -158,6 +158,27 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+class TableSpace(msgspec.Struct, frozen=True, kw_only=True):
+    """The space of an offline table on disk.
+
+    Attributes:
+        bytes: size of all files, with those of older versions.
+        growth: bytes per day since an earlier `isthmus maintain`; None before the second one, a day later.
+        days_left: days until this growth fills the disk; None if unknown, or the table does not grow.
+    """
+
+    bytes: int
+    files: int
+    versions: int
+    growth: float | None = None
+    days_left: float | None = None
+
+    def cells(self) -> Iterator[str]:
+        yield from (f"{self.bytes / 1e6:,.1f}", f"{self.files:,}", f"{self.versions:,}")
+        yield "unknown" if self.growth is None else f"{self.growth / 1e6:,.1f}"
+        yield "unknown" if self.days_left is None else f"{self.days_left:,.0f}"
+
+
 class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a project.
 
@@ -168,6 +189,7 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
         spool: recorded predictions that are not collected yet; None if servers record nothing.
         found_at: time when `isthmus status` ran, in microseconds since 1970 UTC, by the system clock.
         streams: last state of each stream that was ever read, by source.
+        spaces: space of each table of the offline store, also those of removed views; empty if not measured.
     """
 
     project: str
@@ -183,6 +205,7 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     spool: SpoolStatus | None = None
     online: str = ""
     streams: dict[str, StreamStatus] = {}
+    spaces: dict[str, TableSpace] = {}
 
     @property
     def waiting(self) -> bool:
@@ -256,6 +279,12 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
                     for name, stream in self.streams.items()
                 ],
                 numbers=["not read", "events/s", "late", "unreadable"],
+            )  # fmt: skip
+        if self.spaces:
+            yield TableBlock(
+                ["table", "MB", "files", "versions", "MB/day", "days left"],
+                [[name, *space.cells()] for name, space in self.spaces.items()],
+                numbers=["MB", "files", "versions", "MB/day", "days left"],
             )  # fmt: skip
         if self.models:
             yield TableBlock(

@@ -127,6 +127,8 @@ class StoresTable(_Table):
             server can switch.
         history_seconds: seconds between two collections of pushed rows, and of recorded answers, by `isthmus dev`,
             `isthmus pushes collect --follow` and `isthmus answers collect --follow`.
+        keep_days: days for which `isthmus maintain` keeps replaced versions of offline tables, and cached teacher
+            outputs that are not used.
     """
 
     offline: str = ".isthmus/offline"
@@ -134,6 +136,7 @@ class StoresTable(_Table):
     online: Annotated[str, _ONLINE] = "embedded"
     keep_contracts_hours: Annotated[float, Field(ge=0)] = 24.0
     history_seconds: Annotated[float, Field(gt=0)] = 60.0
+    keep_days: Annotated[float, Field(ge=1)] = 90.0
 
 
 class _ContradictionsError(ValueError):

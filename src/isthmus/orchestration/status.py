@@ -22,6 +22,7 @@ from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.orchestration.apply.diff import applied_contract
 from isthmus.orchestration.artifacts import Artifacts, contract_changes, verdict_file
+from isthmus.orchestration.maintenance.maintain import spaces
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.measure import quality
 from isthmus.orchestration.tables.build import outdated_views
@@ -73,6 +74,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
         spool=_spool(project),
         online=losses.policy,
         streams=StreamStatus.read_all(project.state),
+        spaces=spaces(project) if measure else {},
     )
 
 
@@ -96,7 +98,7 @@ def write_status(project: Project) -> None:
             name: msgspec.structs.replace(view, broken=before.views[name].broken, drifted=before.views[name].drifted)
             for name, view in current.views.items()
         }
-        current = msgspec.structs.replace(current, views=views, measured=True)
+        current = msgspec.structs.replace(current, views=views, measured=True, spaces=before.spaces)
     current.write(project.state)
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -257,9 +257,16 @@ def _columns(source: Source, root: Path, staging: Path) -> Path:
     with _opened(source, root, _NONE) as table:
         columns = parquet.schema(source.name, table)
     file = staging / f"{source.name}-{_hash(str(columns))}.parquet"
-    if not file.exists():
+    if not _used(file):
         write_atomically(file, parquet.content(columns, []))
     return file
+
+
+def _used(file: Path) -> bool:
+    """Return whether a staged file exists, and keep `isthmus maintain` from deleting it for a day."""
+    with suppress(OSError):  # it is missing, or another user's
+        os.utime(file)
+    return file.exists()
 
 
 def _whole_seconds(within: Within) -> Within:
@@ -320,7 +327,7 @@ def _parquet(source: Source, root: Path, staging: Path) -> Path:
     if files.uniform:
         return _plainly_named(source, file, files.paths, staging)
     staged = staging / f"{source.name}-{_hash(f'{path} {content(source, root)}')}.parquet"
-    if not staged.exists():
+    if not _used(staged):
         staging.mkdir(parents=True, exist_ok=True)
         with scratch_folder(staging, source.name) as folder:
             parquet.write(source.name, files, None, None, folder / "rows")
@@ -375,7 +382,7 @@ def _stage(source: Source, path: Path, staging: Path) -> Path:
         raise DataError(where, f"{path} cannot be read ({error.strerror})") from error
     digest.update(repr((_types(source), tuple(source.null_values))).encode())
     staged = staging / f"{source.name}-{digest.hexdigest()[:16]}.parquet"
-    if not staged.exists():
+    if not _used(staged):
         types, nulls = source.column_types, source.null_values
         file = CsvFile(path, where, types, nulls=nulls, name=str(path), remedy=_READ_AS_TEXT.format)
         names = file.schema.names

@@ -509,7 +509,7 @@ def test_every_step_may_be_killed_and_ends_with_the_same_content(ran: Dagster, t
         logs = instance.all_logs(result.run_id)
         found = {entry.step_key: entry.user_message for entry in logs if entry.user_message.startswith(KILLED)}
         steps = ("training_set", "check_examples", "distill", "check_student", "export", "verify", "deploy")
-        tables = {"apply", "build", "materialize", "check_tables", "check_drift"}
+        tables = {"apply", "build", "materialize", "check_tables", "check_drift", "maintain"}
         assert found.keys() == tables | {f"{MODEL}_{step}" for step in steps}
         assert all("failed with code -9" in said and "run it again" in said for said in found.values())
         assert versions(killed) == versions(ran)

@@ -23,6 +23,7 @@ STEPS = {
     "apply": ENGINE,
     "build": ENGINE,
     "materialize": SERVE,
+    "maintain": SERVE,
     "check_tables": ENGINE,
     "check_drift": ENGINE,
     "late_order_training_set": ENGINE,

@@ -1,7 +1,9 @@
 """Recorded answers computed again: all the same where nothing was disturbed, and a cause where something was."""
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float64, Int64
 from isthmus.orchestration.attribution.explain import explain
+from isthmus.orchestration.maintenance.maintain import maintain
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
@@ -183,6 +186,29 @@ def test_a_request_that_cannot_be_read_any_more_is_named(recorded: Shop, project
     report = between(opened)
     assert "cannot be read any more" in only(report, Cause.KEY)
     assert report.same == 1
+
+
+def test_answers_are_the_same_after_the_tables_were_maintained(recorded: Shop, project: Open) -> None:
+    opened = project(recorded)
+    known = customers(opened)
+    with recording(opened) as http:
+        for n in range(15):
+            at = opened.now() - (40 - n) * MINUTE
+            pushed(http, known[:1], at, at + MINUTE, 78 + n)
+            collect_pushes(opened)
+        ids = [looked_up(http, known[n : n + 3]) for n in range(20)]
+    before = between(opened)
+    for file in Path(opened.offline).rglob("*"):
+        if file.is_file():
+            os.utime(file, (time.time() - 100 * 86_400,) * 2)
+    stored = RecordedAnswers.of(opened).read(ds.scalar(True))
+    done = maintain(opened)
+    assert done.problems == []
+    assert done.tables[VIEW].merged > 10
+    assert RecordedAnswers.of(opened).read(ds.scalar(True)) == stored
+    assert between(opened) == before
+    assert replay(opened, ids[-1]).same == 1
+    assert before.same == 20
 
 
 def test_a_row_that_came_late_is_named(recorded: Shop, project: Open) -> None:

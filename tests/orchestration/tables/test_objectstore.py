@@ -1,6 +1,7 @@
 """Tables and sources in object storage: the same rows, and what a storage does to a build."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +16,14 @@ import isthmus
 from isthmus import DataError, DependencyError, Source
 from isthmus.features import clock
 from isthmus.features.days import Days
+from isthmus.features.offline.delta import VersionGoneError
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.pushes import PushLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.publishing.collect import CollectedPushes
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.attribution.attribute import attribute
+from isthmus.orchestration.maintenance import upkeep
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect as collect_answers
 from isthmus.orchestration.recording.replay import replay
@@ -30,6 +33,8 @@ from isthmus.orchestration.tables.build import build, build_range, outdated_view
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from isthmus.transforms.tables.iceberg import open_table
+from tests.features.offline.test_ranges import VIEW as TRAFFIC
+from tests.features.offline.test_ranges import put, rows_of
 from tests.features.support import DAY, same_bits
 from tests.objectstore import ACCESS, SECRET, Lossy, ObjectStore, lossy, object_store
 from tests.orchestration.server.served import served
@@ -103,6 +108,24 @@ def test_tables_and_sources_in_object_storage(built: Shop, project: Open, storag
     with storage.files().open_output_stream("shop/files/orders/more.parquet") as file:
         pq.write_table(pq.read_table(built.orders).slice(0, 1), file)
     assert outdated_views(project(built)) == [VIEW, "shelf_demand"]
+
+
+def test_a_table_in_object_storage_is_maintained(storage: ObjectStore) -> None:
+    options = {"AWS_ENDPOINT_URL": storage.endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+    store = OfflineStore("s3://shop/upkeep", options)
+    put(store, rows_of(range(4)))
+    for n in range(9):
+        put(store, rows_of(range(4), n + 2.0), Days(n % 3 + 1, n % 3 + 2))
+    past = {version: store.history(TRAFFIC, version).table() for version in (2, 9)}
+    later = time.time() + 100 * 86_400
+    done = upkeep.maintain(store.stored(TRAFFIC.table), 90, {2}, now=later)
+    assert done is not None
+    assert (done.deleted, done.entries, done.space.versions) == (6, 8, 2)
+    for version, expected in past.items():
+        assert same_bits(store.history(TRAFFIC, version).table(), expected)
+    with pytest.raises(VersionGoneError, match="version 5 was removed"):
+        store.history(TRAFFIC, 5)
+    assert put(store, rows_of(range(4), 99.0), Days(1, 2)).version == 10
 
 
 def test_recorded_answers_and_attribution_in_object_storage(

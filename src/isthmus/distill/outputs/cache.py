@@ -97,6 +97,9 @@ class OutputCache:
             raise ConfigurationError("teacher outputs", [Problem("options", str(error), "plain data")]) from None
         if not (self.path / "key.json").exists():
             write_atomically(self.path / "key.json", msgspec.json.format(msgspec.json.encode(key)))
+        with suppress(OSError):
+            # `isthmus maintain` deletes outputs that were not used for long.
+            (self.path / "key.json").touch()
         # Per distinct identity: first row, shard (-1 if missing) and index in the shard. `_identity` is per row.
         names = np.ascontiguousarray(rows).view("S16").reshape(-1)
         self._names, self._first, self._identity = np.unique(names, return_index=True, return_inverse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _OWN = "isthmus."
 """Prefix of the metadata that Isthmus adds to commits."""
+
+HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
+"""Delta operations, of `isthmus maintain` or other tools, that do not change the rows."""
 
 _SIGNS = ("Generic S3 error", "Generic GCS error", "Generic MicrosoftAzure error", "lacked the necessary privileges",
           "<Error><Code>", "Error performing ")  # fmt: skip
@@ -39,34 +42,55 @@ class TableErrors:
     unwritten: str
 
 
+class VersionGoneError(DataError):
+    """An older version of a table was removed: by `isthmus maintain` at the end of its time, or by another tool."""
+
+
 class StoredTable:
     """The Delta table `name` under `root`, a folder or a URL. `private` keeps other users out of a local folder.
+
+    With `versions`, older versions stay readable until `isthmus maintain` removes them. Otherwise, deltalake removes
+    them after 30 days.
 
     Methods raise DataError if the table cannot be read or written, and DependencyError if the storage does not answer.
     """
 
     def __init__(
         self, root: str | Path, name: str, storage_options: Mapping[str, str] | None, errors: TableErrors,
-        *, private: bool = False,
+        *, private: bool = False, versions: bool = False,
     ) -> None:  # fmt: skip
         self.path = f"{str(root).rstrip('/')}/{name}"
         self.options = dict(storage_options or {}) if "://" in self.path else None
         self._errors, self._private = errors, private
+        # With None, deltalake deletes old log entries whenever it writes a checkpoint.
+        self.hook = PostCommitHookProperties(cleanup_expired_logs=False) if versions else None
 
     def open(self, version: int | None = None, *, check: bool = True) -> DeltaTable | None:
         """Return the Delta table at `version`, by default the newest, or None if the table does not exist.
 
         With `check`, a local table also counts as damaged if a data file is missing or has a wrong size. Raise
-        DataError if the table is damaged, and DependencyError if object storage does not answer.
+        DataError if the table is damaged, VersionGoneError if the table no longer has this version, and DependencyError
+        if object storage does not answer.
         """
         with self.reading():
             try:
                 table = DeltaTable(self.path, version=version, storage_options=self.options)
-            except TableNotFoundError:
-                return None
-            if check and self.options is None:
-                _check_files(table, Path(self.path))
-            return table
+                if check and self.options is None:
+                    _check_files(table, Path(self.path))
+            except (DeltaError, FileNotFoundError) as error:
+                where = self._errors.where
+                if version is not None and not unavailable(where, self.path, error):
+                    newest = self.open(check=False)
+                    if newest is not None and newest.version() != version:
+                        raise VersionGoneError(
+                            where, f"version {version} was removed ({first_line(error)})",
+                            remedy="to keep versions longer, raise `keep_days` in [stores]; vacuum with no other tool",
+                        ) from error  # fmt: skip
+                if isinstance(error, TableNotFoundError):
+                    return None
+                raise
+            else:
+                return table
 
     def append(
         self, rows: pa.Table, *, transactions: list[Transaction] | None = None, retries: int | None = None,
@@ -81,8 +105,9 @@ class StoredTable:
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=retries)
         with self.writing():
             write_deltalake(
-                self.path, rows, mode="append", storage_options=self.options, commit_properties=properties, **options
-            )
+                self.path, rows, mode="append", storage_options=self.options, commit_properties=properties,
+                post_commithook_properties=self.hook, **options,
+            )  # fmt: skip
 
     def commit(
         self, table: DeltaTable | None, rows: pa.Table | pa.RecordBatchReader, metadata: Mapping[str, str], *,
@@ -105,7 +130,10 @@ class StoredTable:
         )
         target = self.path if table is None else table
         with self.writing(-1 if table is None else table.version(), metadata):
-            write_deltalake(target, rows, storage_options=self.options, commit_properties=properties, **options)
+            write_deltalake(
+                target, rows, storage_options=self.options, commit_properties=properties,
+                post_commithook_properties=self.hook, **options,
+            )  # fmt: skip
 
     def commit_files(
         self, table: DeltaTable | None, added: list[AddAction], removed: list[RemoveAction] | None,
@@ -127,19 +155,20 @@ class StoredTable:
             else:
                 table.create_write_transaction(
                     [*added, *(removed or ())], mode="overwrite" if removed is None else "append", schema=columns,
-                    partition_by=[partition], commit_properties=properties,
+                    partition_by=[partition], commit_properties=properties, post_commithook_properties=self.hook,
                 )  # fmt: skip
                 table.update_incremental()
 
     def commits(self, table: DeltaTable, count: int) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = table.history(count)
-        if not entries and self.options is None:
-            # deltalake lists no commits if the path contains "#" or "?".
-            last = range(table.version(), max(table.version() - count, -1), -1)
-            with suppress(FileNotFoundError):
-                for version in last:
-                    lines = (Path(self.path) / "_delta_log" / f"{version:020}.json").read_bytes().splitlines()
-                    entries += [action["commitInfo"] for action in map(json.loads, lines) if "commitInfo" in action]
+        if self.options is not None:
+            listed: list[dict[str, Any]] = table.history(count)
+            return listed
+        # deltalake reads all commits after an older version, and none if the path contains "#" or "?".
+        entries: list[dict[str, Any]] = []
+        with suppress(FileNotFoundError):
+            for version in range(table.version(), max(table.version() - count, -1), -1):
+                lines = (Path(self.path) / "_delta_log" / f"{version:020}.json").read_bytes().splitlines()
+                entries += [json.loads(line)["commitInfo"] for line in lines if line.startswith(b'{"commitInfo"')]
         return entries
 
     @contextmanager
@@ -239,7 +268,7 @@ def _check_files(table: DeltaTable, folder: Path) -> None:
     for file in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
         path = folder / file["path"]
         if not path.exists():
-            raise OSError(f"{path.name} is missing")
+            raise FileNotFoundError(f"{path.name} is missing")
         if path.stat().st_size != file["size_bytes"]:
             raise OSError(f"{path.name} has {path.stat().st_size} bytes instead of {file['size_bytes']}")
 

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from isthmus.features.clock import moment
 from isthmus.features.contract.schema import SEPARATOR, STATUS, ViewContract
+from isthmus.features.days import FIRST
+from isthmus.features.errors import DataError
 from isthmus.features.offline.commits import Commit
 from isthmus.features.values.arrow import ARROW, micros
 from isthmus.features.values.columns import Ints, Mask
@@ -22,10 +25,16 @@ Places = Ints
 
 @dataclass(frozen=True)
 class ViewHistory:
+    """The rows of a view at a version of its table.
+
+    `since` is the time from which a replay of served values is complete, in microseconds since 1970 UTC.
+    """
+
     view: ViewContract
     data: "ds.Dataset | pa.Table"
     version: int
     commit: Commit = _NO_COMMIT
+    since: int = FIRST
 
     @property
     def fingerprint(self) -> str:
@@ -34,6 +43,16 @@ class ViewHistory:
         Use it instead of `version`, which restarts at 0 when a table is built anew.
         """
         return self.commit.fingerprint
+
+    def require_since(self, times: Ints) -> None:
+        """Raise DataError if one of these times, in microseconds since 1970 UTC, is before the replayed values."""
+        if early := int(np.count_nonzero(times < self.since)):
+            raise DataError(
+                f"offline table of {self.view.table}",
+                f"what was served before {moment(self.since):%Y-%m-%d %H:%M} UTC is not known any more, and {early:,} "
+                f"of {len(times):,} times are earlier: their versions were removed",
+                remedy="leave these times out, and raise `keep_days` in [stores] to keep versions longer",
+            )  # fmt: skip
 
     def table(self, columns: list[str] | None = None) -> pa.Table:
         if isinstance(self.data, pa.Table):

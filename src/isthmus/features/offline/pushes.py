@@ -55,7 +55,7 @@ class PushLog:
             ),
             unwritten="its rows are unchanged, new rows wait in Redis: fix the cause and run `isthmus pushes collect`",
         )
-        self._stored = StoredTable(root, f"{FOLDER}/{table}", storage_options, errors)
+        self._stored = StoredTable(root, f"{FOLDER}/{table}", storage_options, errors, versions=True)
         self.path = self._stored.path
 
     def days(self) -> list[int]:

@@ -25,7 +25,7 @@ from isthmus.features.offline.canonical import (
 )
 from isthmus.features.offline.commits import Commit, Day, RowSources, StreamPosition, digest
 from isthmus.features.offline.dayfiles import BuiltRows, DayFiles, DayTarget
-from isthmus.features.offline.delta import StoredTable, TableErrors
+from isthmus.features.offline.delta import HARMLESS, StoredTable, TableErrors
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.partitions import (
     DAY_COLUMN,
@@ -42,9 +42,6 @@ from isthmus.features.offline.pushes import FILES, PushLog
 from isthmus.features.offline.spool import DaySpool
 from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.rows import RowCodec
-
-_HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
-"""Delta operations of other tools that do not change the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +148,7 @@ class OfflineStore:
                 days |= {day: file.entry for day, file in files.days.items()}
                 ahead, pushes = files.ahead, files.pushes
                 if any(not file.path and (rewrite or old.get(day) != file.entry) for day, file in files.days.items()):
-                    raise self._stored(view.table).conflict()
+                    raise self.stored(view.table).conflict()
             else:
                 files = None
                 if isinstance(rows, pa.Table):
@@ -175,7 +172,7 @@ class OfflineStore:
 
     def _state(self, view: ViewContract, within: Days | None) -> tuple[DeltaTable | None, Commit | None, bool]:
         """Open a view's table for a build; return it with its state, and True if the build must rewrite all days."""
-        table = self._stored(view.table).open()
+        table = self.stored(view.table).open()
         before = self._commit(view.table, table) if table else None
         if table is not None and (problems := self.type_problems(view, table)):
             raise ConfigurationError(f"offline table of {view.table}", problems)
@@ -202,7 +199,7 @@ class OfflineStore:
     def day_paths(self, view: ViewContract, files: DayFiles) -> list[tuple[str, int]]:
         """Return path and day of the files with the rows of built days: new files, and the table's where they stay."""
         paths = [(file.path, day) for day, file in files.days.items() if file.path]
-        if len(paths) < len(files.days) and (table := self._stored(view.table).open()) is not None:
+        if len(paths) < len(files.days) and (table := self.stored(view.table).open()) is not None:
             kept = files.days.keys() - {day for _, day in paths}
             paths += [(path, day) for path, _, day in listed_files(table) if day in kept]
         return paths
@@ -212,7 +209,7 @@ class OfflineStore:
 
         Use this if the change leaves the stored rows valid, which is not checked here. The table must exist.
         """
-        table = self._stored(view.table).open()
+        table = self.stored(view.table).open()
         assert table is not None  # noqa: S101 - the caller has its commit
         before = self._commit(view.table, table)
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
@@ -259,7 +256,7 @@ class OfflineStore:
             options = {"mode": "overwrite", "predicate": days_predicate(days)}
         # The file of a day is small: dictionaries would make it larger and slower to read.
         properties = WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False))
-        stored = self._stored(view.table)
+        stored = self.stored(view.table)
         stored.commit(table, reader(view, rows), commit.metadata(), writer_properties=properties, **options)
 
     def _commit_files(
@@ -271,7 +268,7 @@ class OfflineStore:
                 removed = remove_days(table, only)
         added = [file.action() for day, file in files.days.items() if only is None or day in only]
         schema = table_schema(view).append(DAY_COLUMN)
-        self._stored(view.table).commit_files(table, added, removed, schema, commit.metadata(), DAY_COLUMN.name)
+        self.stored(view.table).commit_files(table, added, removed, schema, commit.metadata(), DAY_COLUMN.name)
 
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
         """Add newly pushed rows to a view's table in one commit, and return by how many rows the table has grown.
@@ -314,7 +311,7 @@ class OfflineStore:
         return self._amend(view, *before, canonical(view, rows), replaced, origin, days_of_gone)
 
     def _commit_of(self, view: ViewContract) -> tuple[DeltaTable, Commit] | None:
-        table = self._stored(view.table).open()
+        table = self.stored(view.table).open()
         before = self._commit(view.table, table) if table else None
         if table is None or before is None or before.contract != view.hash or before.days is None:
             return None
@@ -366,7 +363,7 @@ class OfflineStore:
         `version` is by default the newest. This also works if the table was built under another definition of the view,
         to compare the two. Raise DataError if the table is damaged, or another tool has changed its rows.
         """
-        table = self._stored(view.table).open(version)
+        table = self.stored(view.table).open(version)
         return None if table is None else self._commit(view.table, table)
 
     def require_unaltered(self, history: ViewHistory) -> None:
@@ -397,7 +394,7 @@ class OfflineStore:
             return ViewHistory(view, dataset(table, self.path(view.table)), table.version(), commit)
 
     def _built(self, view: ViewContract, version: int | None = None) -> tuple[DeltaTable, Commit]:
-        table = self._stored(view.table).open(version)
+        table = self.stored(view.table).open(version)
         if table is None:
             raise DataError(f"offline table of {view.table}", f"nothing at {self.path(view.table)}",
                             remedy="run `isthmus build` first")  # fmt: skip
@@ -411,7 +408,7 @@ class OfflineStore:
         return table, commit
 
     def type_problems(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
-        table = table or self._stored(view.table).open()
+        table = table or self.stored(view.table).open()
         if table is None:
             return []
         with self.reading(view.table):
@@ -426,9 +423,9 @@ class OfflineStore:
         ]
 
     def reading(self, table: str) -> AbstractContextManager[None]:
-        return self._stored(table).reading()
+        return self.stored(table).reading()
 
-    def _stored(self, table: str) -> StoredTable:
+    def stored(self, table: str) -> StoredTable:
         errors = TableErrors(
             f"offline table of {table}",
             damaged="it is incomplete or damaged: remove that folder and run `isthmus build` to recompute it",
@@ -438,20 +435,20 @@ class OfflineStore:
             ),
             unwritten="its rows are unchanged: fix the cause, then try again",
         )
-        return StoredTable(self.root, table, self.storage_options, errors)
+        return StoredTable(self.root, table, self.storage_options, errors, versions=True)
 
     def _commit(self, name: str, table: DeltaTable) -> Commit:
         """Return the last commit by Isthmus, also before an OPTIMIZE or VACUUM. Raise DataError for other changes."""
         with self.reading(name):
             for back in range(1, table.version() + 2):
                 # At an older version, deltalake lists the commits from the newest down to that version.
-                entries = self._stored(name).commits(table, back)
+                entries = self.stored(name).commits(table, back)
                 if len(entries) < back:
                     break
                 if commit := Commit.read(entries[-1]):
                     return commit
                 operation = entries[-1].get("operation")
-                if operation not in _HARMLESS:
+                if operation not in HARMLESS:
                     break
             else:
                 operation = None

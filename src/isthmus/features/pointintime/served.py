@@ -9,7 +9,9 @@ import pyarrow.compute as pc
 
 from isthmus.features.clock import Status
 from isthmus.features.contract.schema import Column, ViewContract
+from isthmus.features.days import FIRST
 from isthmus.features.errors import DataError
+from isthmus.features.offline.delta import VersionGoneError
 from isthmus.features.offline.history import LatestRows, ViewHistory, index_of_keys, status_column, table_schema
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.pushes import ACCEPTED, STREAMED, PushLog
@@ -55,7 +57,8 @@ class ServedJoin:
     It also compares these values with an ideal join without lag. It streams like `Join`, and takes its arguments.
     Creating it reads every materialized version of the tables, and holds one row per change of a key in memory. Pass
     the attribute `until` of an earlier join to replay only the runs that the earlier join has replayed. Raises
-    DataError if a view was never materialized under its contract, or if a materialized version no longer exists.
+    DataError if a view was never materialized under its contract, or if a materialized version no longer exists. If
+    only the first versions were removed, `batches` raises it for rows of their time.
 
     Attributes:
         schema: columns of the result, as in `Join`.
@@ -89,13 +92,14 @@ class ServedJoin:
             ideal = replace(history, view=replace(view, fields=(*fields, _IDEAL)))
             joins = [Join(spine, [side], status=False, threads=threads, reading=offline.reading)
                      for side in (past, ideal)]  # fmt: skip
-            self._views.append((view, fields, joins, _Comparison(view, fields)))
+            self._views.append((view, fields, joins, _Comparison(view, fields), past))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = 0
         for rows in rebatch(spine, PASS):
             result = rows
-            for view, fields, joins, comparison in self._views:
+            for view, fields, joins, comparison, history in self._views:
+                history.require_since(micros(rows["event_timestamp"]))
                 past, ideal = (
                     pa.Table.from_batches(join.batches(rows.to_batches(), first), join.schema) for join in joins
                 )
@@ -110,7 +114,7 @@ class ServedJoin:
             yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
 
     def report(self) -> dict[str, dict[str, ServedDifference]]:
-        return {view.name: comparison.differences() for view, _, _, comparison in self._views}
+        return {view.name: comparison.differences() for view, _, _, comparison, _ in self._views}
 
 
 class ServedPushes:
@@ -190,8 +194,8 @@ def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
 
     Return one row per change of a key. `event_timestamp` and `known_at` are the time since which lookups returned the
     row. The columns `EVENT` and `KNOWN` have the row's own times. They and the column `PRESENT` are null if the key was
-    removed at that time. Raise DataError if the view was never materialized under its current definition, or a version
-    of its table that was materialized no longer exists.
+    removed at that time. `since` has the time from which this is known. Raise DataError if the view was never
+    materialized under its current definition, or a materialized version of its table no longer exists.
     """
     return _readable(offline, view, None, _push_log(offline, view).version())[0]
 
@@ -215,6 +219,12 @@ def _readable(
             f"log of materializations, view {view.name}", "nothing was materialized under this contract",
             remedy="run `isthmus materialize --full`; a training set as served starts with that run",
         )  # fmt: skip
+    lost = 0
+    if pushed is None:
+        # Without pushed rows, a run's rows are all that was served from then on.
+        while lost < len(entries) - 1 and _removed(offline, view, entries[lost].version):
+            lost += 1
+    since, entries = entries[lost].readable if lost else FIRST, entries[lost:]
     parts: list[pa.Table] = []
     before: LatestRows | None = None
     readable = until_now = -(1 << 63)
@@ -240,7 +250,16 @@ def _readable(
         before = state
     if pushed is not None:
         parts += _pushed(view, pushed, (1 << 63) - 1)
-    return ViewHistory(_past(view), pa.concat_tables(parts), entries[-1].version), entries[-1].readable
+    past = ViewHistory(_past(view), pa.concat_tables(parts), entries[-1].version, since=since)
+    return past, entries[-1].readable
+
+
+def _removed(offline: OfflineStore, view: ViewContract, version: int) -> bool:
+    try:
+        offline.stored(view.table).open(version)
+    except VersionGoneError:
+        return True
+    return False
 
 
 def _changes(

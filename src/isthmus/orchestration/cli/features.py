@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from msgspec import to_builtins
 
 from isthmus.orchestration.cli.options import HtmlOption, JsonOption, NameArgument, ProjectOption, local, open_project
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say
@@ -121,6 +122,18 @@ def stream(
     )  # fmt: skip
     report = {name: status.as_dict() for name, status in statuses.items()}
     present(report, partial(stream_blocks, report), as_json=as_json)
+
+
+@verbs.command()
+def maintain(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Merge small files of tables, and remove versions and caches that nothing needs. No value changes."""
+    from isthmus.orchestration.cli.screens.report import maintenance_blocks
+    from isthmus.orchestration.maintenance import maintain as maintenance
+
+    with progress() as bar:
+        result = maintenance.maintain(open_project(project), progress=bar)
+    report = to_builtins(result)
+    judge(report, partial(maintenance_blocks, report), partial(maintenance.require_done, result), as_json=as_json)
 
 
 def _stopped_by_signals() -> threading.Event:

@@ -8,9 +8,11 @@ if TYPE_CHECKING:
     import click
 
 GROUPS = {
-    "Commands": ("init", "status", "dev", "apply", "build", "materialize", "stream", "distill", "verify", "serve"),
+    "Commands": (
+        "init", "status", "dev", "apply", "build", "materialize", "stream", "distill", "verify", "serve", "maintain",
+    ),
     "Groups": ("features", "pushes", "model", "package", "deploy", "answers", "infra", "keys", "contract"),
-}
+}  # fmt: skip
 
 WIDTH = 120  # maximum line length of help texts
 _WHOLE = 1000  # characters of a short help text; click truncates at its default instead of wrapping

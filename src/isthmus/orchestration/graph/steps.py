@@ -8,6 +8,7 @@ from isthmus.features.errors import ContractMismatch
 from isthmus.features.progress import Progress
 from isthmus.orchestration.apply import steps as apply
 from isthmus.orchestration.attribution import steps as attribution
+from isthmus.orchestration.maintenance import steps as maintenance
 from isthmus.orchestration.models import steps as models
 from isthmus.orchestration.monitoring import steps as monitoring
 from isthmus.orchestration.quality import steps as quality
@@ -22,7 +23,10 @@ from isthmus.orchestration.verification import steps as verification
 if TYPE_CHECKING:
     from isthmus.orchestration.project import Project
 
-ROOMS = (apply, tables, streams, quality, snapshots, recording, training, models, verification, attribution, monitoring)
+ROOMS = (
+    apply, tables, streams, quality, snapshots, recording, training, models, verification, attribution, monitoring,
+    maintenance,
+)  # fmt: skip
 STEPS: Mapping[str, Step] = {step.name: step for room in ROOMS for step in room.STEPS}
 ASSETS: Mapping[Kind, Asset[Any]] = {asset.kind: asset for step in STEPS.values() for asset in step.assets}
 _HIDDEN = {REPORT, "format", "name", "more"}  # report entries that are not useful as asset metadata

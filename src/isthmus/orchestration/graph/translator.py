@@ -10,6 +10,8 @@ from isthmus.orchestration.graph.steps import ASSETS
 from isthmus.orchestration.steps.outline import CodeLocation
 from isthmus.orchestration.steps.step import AssetNode
 
+_CRON = {"recorded": ("@hourly", "every hour"), "maintenance": ("30 2 * * *", "every night")}
+
 
 class IsthmusTranslator:
     """Maps the nodes of a project (its assets) to Dagster's asset specs.
@@ -86,8 +88,8 @@ def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
 
     The user materializes each node once by hand. From then on, most nodes follow their dependencies, if these pass
     their blocking checks. A snapshot is also rewritten on its own schedule. A training set is rebuilt only after drift
-    or on the project's schedule. Recorded answers are collected every hour. Sources, the contract and builds by day
-    have no condition.
+    or on the project's schedule. Recorded answers are collected every hour, and tables are maintained every night.
+    Sources, the contract and builds by day have no condition.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()
@@ -101,9 +103,10 @@ def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
             # A snapshot expires even if its rows do not change.
             updated = updated | of.cron_tick_passed(node.snapshot.cron)
         return (updated.since_last_handled() & ready).with_label("new upstream data")
-    if node.kind == "recorded":
-        hour: dg.AutomationCondition[Any] = of.cron_tick_passed("@hourly")
-        return (hour.since_last_handled() & ~of.missing() & ~of.in_progress()).with_label("every hour")
+    if node.kind in _CRON:
+        schedule, label = _CRON[node.kind]
+        tick: dg.AutomationCondition[Any] = of.cron_tick_passed(schedule)
+        return (tick.since_last_handled() & ~of.missing() & ~of.in_progress()).with_label(label)
     if node.kind == "training_set":
         # Drift is the only non-blocking check of a dependency. Each dependency is matched separately: blocking checks
         # change with every build, and a combined condition would make an old drift newly true.

@@ -66,8 +66,10 @@ def from_history(
 
     `history` is the table of the view, and `view` has the features to return. `keys` has values by join key. `at` has a
     time for each key, in microseconds since 1970 UTC. Features of a missing or expired row are null. `times` names the
-    two columns of the history to return as event time and known time. It does not change which rows are returned.
+    two columns of the history to return as event time and known time. It does not change which rows are returned. Raise
+    DataError for times before a replay of served values begins.
     """
+    history.require_since(at)
     extra = tuple(dict.fromkeys((*times, _CONTENT)))
     whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)
     columns = {"event_timestamp": pa.array(at).cast(_TIME)}

@@ -25,7 +25,7 @@ Part = TypeVar("Part", Outline, ViewOutline, SnapshotOutline, ModelOutline)
 Pool = Literal["engine", "train", "serve"]
 Kind = Literal[
     "source", "contract", "build", "offline", "online", "training_set", "teacher", "teacher_outputs", "student",
-    "control", "package", "deployment", "snapshot", "recorded", "events",
+    "control", "package", "deployment", "snapshot", "recorded", "events", "maintenance",
 ]  # fmt: skip
 
 Metadata = dict[str, Any]

@@ -42,6 +42,13 @@ def stream_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
     yield TableBlock(["view", "rows written"], written, numbers=["rows written"])
 
 
+def maintenance_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
+    columns = ["merged", "deleted", "entries", "freed"]
+    rows = [[name, *(cell(table[key]) for key in columns)] for name, table in report["tables"].items()]
+    yield TableBlock(["table", *columns], rows, numbers=columns)
+    yield Paragraph(f"Bytes freed in caches: {sum(report['caches'].values()):,}")
+
+
 def _items(values: Sequence[Any]) -> str:
     if len(values) > 6:
         return f"{len(values)}"

@@ -1,0 +1,1 @@
+"""`isthmus maintain`: small files merged, old versions removed, caches trimmed; and the space that tables take."""
