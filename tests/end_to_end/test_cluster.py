@@ -4,10 +4,14 @@ No jar reads or writes the storage: Python workers do, with the credentials in t
 """
 
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.fs as fs
 import pytest
@@ -15,6 +19,8 @@ from deltalake import DeltaTable
 
 from isthmus import DataError, DependencyError, GateFailed, IsthmusError
 from isthmus.features.days import Days
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.redis.connection import connect
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import baseline
@@ -28,6 +34,7 @@ from tests.features.support import DAY, same_bits
 from tests.objectstore import ACCESS, SECRET, ObjectStore, object_store
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import Shop
+from tests.servers import redis_cluster
 from tests.transforms import faults
 from tests.transforms.cluster import standalone
 
@@ -45,6 +52,7 @@ _MORE = 'F.count("*").over(week).alias("orders_7d")', '(F.count("*").over(week) 
 class Cluster:
     url: str
     storage: ObjectStore
+    redis: str
     folder: Path
 
     @property
@@ -57,7 +65,10 @@ class Cluster:
                    "max_retries": "2", "timeout": "5s"}  # fmt: skip
         shop.replace("[project]\n", f'engine = "{self.url}"\n\n[project]\n', "isthmus.toml")
         lines = "".join(f'{name} = "{value}"\n' for name, value in options.items())
-        shop.append(f'\n[stores]\noffline = "s3://shop/{name}"\n\n[stores.storage_options]\n{lines}', "isthmus.toml")
+        stores = f'\n[stores]\nonline = "{self.redis}"\noffline = "s3://shop/{name}"\n'
+        shop.append(f"{stores}\n[stores.storage_options]\n{lines}", "isthmus.toml")
+        with connect(self.redis) as client:
+            client.flushall()
         project = Project(shop.root)
         apply(project)
         return project
@@ -72,9 +83,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     environment = {**KEYS, "TEST_FAULTS": str(folder / "faults"), "PYTHONPATH": path}
     with (
         object_store(folder / "store") as storage,
+        redis_cluster(folder / "redis") as ports,
         standalone(folder / "spark", [folder / "projects"], environment, SPECULATION) as url,
     ):
-        yield Cluster(url, storage, folder)
+        yield Cluster(url, storage, f"redis+cluster://127.0.0.1:{ports[0]}", folder)
 
 
 @pytest.fixture(autouse=True)
@@ -108,11 +120,22 @@ def require_same(project: Project, here: dict[str, tuple[pa.Table, object]]) -> 
         assert there[1] == state, view
 
 
+def online(project: Project) -> dict[bytes, dict[bytes, bytes]]:
+    """All rows in Redis."""
+    contract = project.applied()
+    with project.redis() as url, connect(url) as client:
+        store = OnlineStore(client, contract)
+        names = {name for view in contract.views.values() for names in store.names(view) for name in names}
+        return {name: client.hgetall(name) for name in names}
+
+
 def test_tables_training_sets_and_redis_are_those_of_one_machine(cluster: Cluster, shop: Shop, tmp_path: Path) -> None:
     embedded = Project(shop.root)
     apply(embedded)
     build(embedded)
     here = {view: rows(embedded, view) for view in shops.VIEWS}
+    counts = [msgspec.structs.replace(one, seconds=0.0) for one in materialize(embedded).values()]
+    served = online(embedded)
     made = training_set(embedded)
     local, statistics = made.table(), baseline._read(made.path)
     (made.path / "_record.json").unlink()
@@ -121,7 +144,8 @@ def test_tables_training_sets_and_redis_are_those_of_one_machine(cluster: Cluste
     assert not any(written.changed for written in build(project).values())
     require_same(project, here)
     assert not build_range(project, within=Days(FIRST + 3, FIRST + 20), step=5)[VIEW].changed
-    assert all(one.written == one.compared > 0 for one in materialize(project).values())
+    assert [msgspec.structs.replace(one, seconds=0.0) for one in materialize(project).values()] == counts
+    assert online(project) == served
     assert all(one.written == 0 for one in materialize(project).values())
     assert verify(project, all_keys=True).passed
     # The executors write the rows, their spine and their statistics.
@@ -236,6 +260,37 @@ def test_an_executor_dies_or_a_task_runs_twice(cluster: Cluster, shop: Shop, fau
     # What the lost task wrote is no part of the table, and a full vacuum finds it.
     table = DeltaTable(f"{project.offline}/{VIEW}", storage_options=project.storage_options)
     assert len(table.vacuum(retention_hours=0, enforce_retention_duration=False, full=True)) > 0
+
+
+@pytest.mark.parametrize("fault", ["kill", "slow", "end"])
+def test_rows_are_those_of_one_machine_although_a_writer_dies(cluster: Cluster, shop: Shop, fault: str) -> None:
+    """An executor dies, one of its tasks runs twice, or the command is killed while its tasks go on."""
+    embedded = Project(shop.root)
+    apply(embedded)
+    build(embedded, [VIEW])
+    materialize(embedded, [VIEW])
+    served, project = online(embedded), cluster.use(shop, f"{fault}-online")
+    build(project, [VIEW])
+    name = f"{'slow' if fault == 'end' else fault}-online"
+    (cluster.faults / f"{name}.done").unlink(missing_ok=True)
+    (cluster.faults / name).touch()
+    if fault == "end":
+        command = [sys.executable, "-m", "isthmus", "materialize", VIEW]
+        with subprocess.Popen(command, cwd=shop.root) as process:
+            deadline = time.monotonic() + 120
+            while not (cluster.faults / f"{name}.done").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            process.kill()
+        # Redis says that the rows are incomplete.
+        with connect(cluster.redis) as client:
+            record = OnlineStore(client, project.applied()).published(project.applied().views[VIEW])
+        assert record is not None
+        assert record.pending
+    materialize(project, [VIEW])
+    assert (cluster.faults / f"{name}.done").exists()
+    assert online(project) == served
+    assert materialize(project, [VIEW])[VIEW].written == 0
 
 
 def test_a_full_disk_leaves_the_table_as_it_was(cluster: Cluster, shop: Shop) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.project import Project
@@ -14,9 +13,6 @@ from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.data import training_data
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
-from isthmus.transforms import engine
-from isthmus.transforms.tables.stored import Store
-from isthmus.transforms.views import onlinewrite, tablefiles
 from tests.orchestration import shop as shops
 from tests.servers import redis_cluster
 from tests.transforms.connect import connect_server
@@ -55,26 +51,12 @@ def test_a_project_on_spark_connect_and_a_redis_cluster(tmp_path: Path) -> None:
         assert all(one.written == 0 for one in materialize(project).values())
         verdict = verify(project, all_keys=True)
         assert verdict.passed
-        by_executors(project, spark_url, redis_url)
+        with connect(redis_url) as client:
+            client.flushall()
+        assert all(one.written == one.compared > 0 for one in materialize(project).values())
         spine = local.select([name for name in local.column_names if "__" not in name])
         here, there = (training_data(project, shops.VIEWS, spine, join=join) for join in ("embedded", "engine"))
         assert here.table().equals(there.table())
-
-
-def by_executors(project: Project, spark_url: str, redis_url: str) -> None:
-    """Executors write the rows to Redis that any writer writes."""
-    contract, store = project.applied(), OfflineStore(project.offline)
-    view = next(iter(contract.views.values()))
-    with engine.session(spark_url) as spark:
-        rows = tablefiles.history(spark, view, Store(store.root, {}), store.history(view).version)
-        newest = onlinewrite.latest(view, rows, project.now())
-        again = onlinewrite.total(onlinewrite.write_online(newest, view, contract, redis_url, None))
-        assert (again.changed, again.written) == (0, 0)
-        with connect(redis_url) as client:
-            client.flushall()
-            fresh = onlinewrite.total(onlinewrite.write_online(newest, view, contract, redis_url, None))
-            keys = OnlineStore(client, contract).keys(view)
-        assert fresh.written == fresh.compared == again.compared == len(next(iter(keys.values())))
 
 
 def _rows(project: Project, view: str) -> list[object]:

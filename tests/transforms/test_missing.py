@@ -15,7 +15,7 @@ from isthmus.features.errors import DependencyError
 from isthmus.transforms import engine, sources
 from isthmus.transforms.tables.missing import explain_missing
 from isthmus.transforms.tables.stored import Store
-from isthmus.transforms.views import executorjoin
+from isthmus.transforms.views.executorset import JoinedViews, StoredSpine, spine_part, write_parts
 from tests.features.support import ALL, make_view
 from tests.transforms.connect import connect_server
 
@@ -42,6 +42,9 @@ _UNREACHED = {
     ),
     "(java.lang.RuntimeException) java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem "
     "not found\n": "this Spark does not read such URLs (Class org.apache.hadoop.fs.s3a.S3AFileSystem not found)",
+    "AttributeError: Can't get attribute '_x' on <module 'isthmus.transforms' from '/usr/__init__.py'>\n": (
+        "the executors have another version of isthmus (Can't get attribute '_x' on"
+    ),
     "\nModuleNotFoundError: No module named 'isthmus'\n": "the executors do not have the Python module isthmus",
 }
 
@@ -90,10 +93,13 @@ def test_spark_says_so_of_files_that_it_does_not_see(cluster: "SparkSession", tm
             sources.read(cluster, Source("rows", path=str(seen)), tmp_path, tmp_path / "staging")
         view = make_view(ALL, {"k": ALL["string"]}, None, "v")
         store = Store(str(seen.parent), {})
-        with pytest.raises(DependencyError, match="join by the engine: the engine cannot open /proc/self/fd/"):
-            executorjoin.join_files(
-                cluster, store, "rows.parquet", [(view, ["rows.parquet"])], {"v": ["int64"]}, status=True, rows=1
-            )
+        spine = StoredSpine(store, pa.schema({"k": pa.string()}), 1, "")
+        (tmp_path / spine_part(0)).touch()
+        views = JoinedViews([(view, ["rows.parquet"], ["int64"])], status=True)
+        with pytest.raises(
+            DependencyError, match=r"join by the engine: .*/proc/self/fd/.*on executor .*cannot be used"
+        ):
+            write_parts(cluster, spine, views, store)
     finally:
         os.close(descriptor)
 

@@ -25,7 +25,8 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.record import Stamp
 from isthmus.features.online.scripts import ANNOUNCE, MANY, announce_arguments, suspects_key
 from isthmus.features.online.store import LEASE_SECONDS, OnlineStore
-from isthmus.features.publishing.publish import Publication, RowsDiff, publish
+from isthmus.features.publishing.changes import Part
+from isthmus.features.publishing.publish import Publication, publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.pipeline import Client, run
 from isthmus.features.types import Float32, Int64, String
@@ -342,14 +343,16 @@ def test_a_run_that_was_killed_is_followed_by_one_that_compares_everything(world
 
 
 def test_until_when_rows_are_complete_is_known_of_runs_that_were_killed(world: World) -> None:
-    def killed(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
+    class Killed(OnlineStore):
+        def write(self, *_: object, **__: object) -> NoReturn:
+            raise KeyboardInterrupt
 
+    killed = Killed(world.client, make_contract(VIEW))
     for event in (15, 25):
         world.now = event
         world.write(_many(event - 1, count=2000 + event))
         with pytest.raises(KeyboardInterrupt):
-            publish(world.store, world.url, world.offline, world.offline.history(VIEW), lambda: world.now, send=killed)
+            publish(killed, world.url, world.offline, world.offline.history(VIEW), lambda: world.now)
         record = world.store.published(VIEW)
         assert record is not None
         assert (record.pending, record.horizon, record.complete_until) == (True, event - 1, 5)
@@ -480,9 +483,9 @@ def test_a_state_is_the_row_that_wins_for_each_key(rows: list[tuple[int, int, in
     }
     times = [row[1] for some in table.values() for row in some if row[1] <= at]
     assert state.horizon == max(times, default=-(1 << 63))
-    same = RowsDiff.between(state, state, stamp=None, horizon=state.horizon, suspect=state.keys.slice(0, 0))
-    assert same is not None
-    assert (len(same.sent), same.changed, len(same.removed), same.stamp) == (0, 0, 0, None)
+    changed, moved = Part(state, state)._changes
+    assert not changed.any()
+    assert not moved.any()
 
 
 def test_rows_pushed_before_the_first_run_are_looked_at(tmp_path: Path, url: str, client: Client) -> None:

@@ -39,7 +39,8 @@ from isthmus.features.offline.commits import RowSources, StreamPosition
 from isthmus.features.offline.history import LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.publishing.publish import key_values, publish
+from isthmus.features.publishing.changes import key_values
+from isthmus.features.publishing.publish import publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.values.arrow import micros

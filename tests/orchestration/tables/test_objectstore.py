@@ -36,7 +36,7 @@ from isthmus.transforms.tables.iceberg import open_table
 from tests.features.offline.test_ranges import VIEW as TRAFFIC
 from tests.features.offline.test_ranges import put, rows_of
 from tests.features.support import DAY, same_bits
-from tests.objectstore import ACCESS, SECRET, Lossy, ObjectStore, lossy, object_store
+from tests.objectstore import ACCESS, SECRET, UNLISTED, Lossy, ObjectStore, lossy, object_store
 from tests.orchestration.server.served import served
 from tests.orchestration.shop import START, Open, Shop
 from tests.orchestration.tables.test_tables import Place, configure, iceberg, in_storage
@@ -209,6 +209,22 @@ def test_credentials_that_are_wrong_and_a_bucket_that_is_gone(
     built.replace(f":{storage.port}", ":1", "isthmus.toml")
     with pytest.raises(DependencyError, match=r"not available \(.*Connection refused"):
         build(project(built))
+
+
+def test_a_bucket_that_denies_listing(
+    built: Shop, project: Open, storage: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote(built, "unlisted", storage.port)
+    apply(project(built))
+    build(project(built))
+    before = stored(built, project)
+    pq.write_table(pq.read_table(built.orders).slice(1), built.orders)
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", UNLISTED)
+        for step in (build, materialize, training_set):
+            with pytest.raises(DependencyError, match=r"s3://shop/unlisted\S* is not available \(.*AccessDenied"):
+                step(project(built))
+    assert stored(built, project) == before
 
 
 def test_a_source_in_a_storage_that_refuses(

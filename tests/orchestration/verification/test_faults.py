@@ -30,7 +30,7 @@ from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.publishing.publish import key_values
+from isthmus.features.publishing.changes import key_values
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.request.layout import output_name

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -132,13 +132,12 @@ class DayFiles:
 class DayTarget:
     """A table of the offline store, for processes that write its day files without committing them.
 
-    Plain data, so that an engine can send it to executors. Credentials are not part of it: each process takes them from
-    its own environment.
+    An engine can send it to executors. Credentials are not part of it: each process takes them from its environment.
 
     Attributes:
         root: folder or URL of the offline store.
         options: storage options, for a URL.
-        view: contract of the view, as plain data, with its name.
+        contract: contract of the view.
         old: row count and digest of each stored day whose file can stay.
         pushed: days in the log of pushed rows, ascending; `version` is the version of that log.
         now: time of the build in microseconds since 1970 UTC.
@@ -147,16 +146,12 @@ class DayTarget:
 
     root: str
     options: Mapping[str, str]
-    view: tuple[str, Mapping[str, Any]]
+    contract: ViewContract
     old: Mapping[int, Day]
     pushed: Sequence[int]
     version: int | None
     now: int
     probe: str = ""
-
-    @property
-    def contract(self) -> ViewContract:
-        return ViewContract.from_dict(*self.view)
 
     def files(self) -> "fs.FileSystem":
         return storage_files(f"{self.root}/{self.contract.table}", self.options)

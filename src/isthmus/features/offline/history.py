@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +53,12 @@ class ViewHistory:
                 f"of {len(times):,} times are earlier: their versions were removed",
                 remedy="leave these times out, and raise `keep_days` in [stores] to keep versions longer",
             )  # fmt: skip
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the Parquet files in the folder of the view's table."""
+        data: Any = self.data
+        return list(data.files)
 
     def table(self, columns: list[str] | None = None) -> pa.Table:
         if isinstance(self.data, pa.Table):

@@ -193,8 +193,7 @@ class OfflineStore:
         log = PushLog(self.root, view.table, self.storage_options)
         version = log.version()
         pushed = [day for day in log.days() if within is None or day in within]
-        options = self.storage_options or {}
-        return DayTarget(self.root, options, (view.name, view.as_dict()), old, pushed, version, now)
+        return DayTarget(self.root, self.storage_options or {}, view, old, pushed, version, now)
 
     def day_paths(self, view: ViewContract, files: DayFiles) -> list[tuple[str, int]]:
         """Return path and day of the files with the rows of built days: new files, and the table's where they stay."""

@@ -219,7 +219,7 @@ class OnlineStore:
         return row if same else None
 
     def remove(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        return self._remove(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
+        return self.remove_names(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
 
     def remove_except(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
         """Remove from Redis the rows of all keys of a view that are not in `keys`. Return the number of removed rows.
@@ -229,10 +229,10 @@ class OnlineStore:
         next materialization checks them. Rows of another definition of the view are always removed.
         """
         keep = set(entity_keys(self.contract.project, view.keys, keys))
-        batches = ([name for name in names if name not in keep] for names in self._names(view))
-        return self._remove(view, batches, horizon)
+        batches = ([name for name in names if name not in keep] for names in self.names(view))
+        return self.remove_names(view, batches, horizon)
 
-    def _remove(self, view: ViewContract, batches: Iterable[Sequence[bytes]], horizon: int) -> int:
+    def remove_names(self, view: ViewContract, batches: Iterable[Sequence[bytes]], horizon: int) -> int:
         sent: list[Sequence[bytes]] = []
 
         def pieces() -> Iterator[Piece]:
@@ -258,7 +258,7 @@ class OnlineStore:
         """
         codec = RowCodec(view)
         noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
-        parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
+        parts = self.names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
         for names in parts:
             rows, keys = [], []
             for name, row in zip(names, self.rows(view, names), strict=True):
@@ -276,12 +276,11 @@ class OnlineStore:
         of pushed rows. Pushed rows that wait for the history stay.
         """
         self.client.hdel(self._records, view.online_name)
-        self._remove(view, self._names(view), EVERYTHING)
+        self.remove_names(view, self.names(view), EVERYTHING)
         for name in (self._suspects(view), loss.sample_key(self.contract.project, view)):
             self.client.delete(name.decode())
 
-    def keep_sample(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> None:
-        names = entity_keys(self.contract.project, view.keys, keys)
+    def keep_sample(self, view: ViewContract, names: Sequence[bytes]) -> None:
         self.client.set(loss.sample_key(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
 
     def lacks_sample(self, view: ViewContract) -> bool:
@@ -308,12 +307,12 @@ class OnlineStore:
             losses: loss.Losses = end.value
         return losses
 
-    def missing(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> int:
-        return self._exist(view, entity_keys(self.contract.project, view.keys, keys)).count(0)
+    def missing(self, view: ViewContract, names: Sequence[bytes]) -> int:
+        return self._exist(view, names).count(0)
 
     def keys(self, view: ViewContract) -> dict[str, list[KeyValue]]:
         rows: set[tuple[KeyValue, ...]] = set()
-        for names in self._names(view):
+        for names in self.names(view):
             exist = zip(names, self._exist(view, names), strict=True)
             rows.update(decode_key(self.contract.project, view.keys, name) for name, has in exist if has)
         return by_join_key(view.keys, list(rows))
@@ -352,7 +351,7 @@ class OnlineStore:
             return [client]
         return [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
 
-    def _names(self, view: ViewContract) -> Iterator[list[bytes]]:
+    def names(self, view: ViewContract) -> Iterator[list[bytes]]:
         """Yield the Redis keys with the join keys of the view, in batches. A key may appear twice."""
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", key_prefix(self.contract.project, view.keys)) + b"*"
         for node in self._nodes():

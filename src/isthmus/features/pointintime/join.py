@@ -85,24 +85,6 @@ class Join:
             yield from self._joined(rows, first)
             first += len(rows)
 
-    def engine_inputs(self, spine: pa.Table, first: int) -> pa.Table:
-        columns: dict[str, pa.ChunkedArray | pa.Array] = {
-            "event_timestamp": pa.array(moments(spine, first)).cast(_TIME)
-        }
-        for join in self._views:
-            for column, keys in zip(join.view.keys, join.keys(spine, first), strict=True):
-                columns.setdefault(column.name, keys)
-        return pa.table(columns)
-
-    def with_engine_output(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        columns = list(spine.columns)
-        for field in list(self.schema)[len(columns) :]:
-            column = answers[field.name]
-            if field.type == _LABEL:
-                column = _labels(_combined(pc.index_in(column, _LABELS)).cast(pa.int8()))
-            columns.append(_combined(column.cast(field.type)))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
     def _joined(self, spine: pa.Table, first: int) -> Iterator[pa.RecordBatch]:
         at = moments(spine, first)
 

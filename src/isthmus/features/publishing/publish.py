@@ -1,9 +1,9 @@
-"""Publish a view from the offline table to Redis, one run at a time. `RowsDiff` has the rows to write and remove."""
+"""Publish a view from the offline table to Redis, one run at a time."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,33 +16,22 @@ from redis.lock import Lock
 
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DependencyError, IsthmusError
-from isthmus.features.offline.history import LatestRows, Places, ViewHistory, index_of_keys
+from isthmus.features.offline.history import LatestRows, ViewHistory
 from isthmus.features.offline.log import Materialization, MaterializationLog
-from isthmus.features.offline.scan import rebatch
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import record as published
 from isthmus.features.online.loss import SAMPLE
-from isthmus.features.online.record import Published, Stamp
-from isthmus.features.online.store import EVERYTHING, LEASE_SECONDS, OnlineStore, WriteCounts
+from isthmus.features.online.record import Published
+from isthmus.features.online.store import EVERYTHING, LEASE_SECONDS, OnlineStore
+from isthmus.features.publishing.changes import Facts, Find, Part, Parts, Selection, Written, key_values, remove
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import translate_errors
-from isthmus.features.values import arrow
-from isthmus.features.values.entitykey import KeyValue
 
 # A run compares the latest rows now with the rows that the last run published, and sends the difference. If Redis may
 # lack published rows, because it was emptied, has evicted keys or the run was killed, every row is compared with Redis.
 
-PART = 1 << 16
-"""Rows that are converted from Arrow at a time."""
-
-Send = Callable[[LatestRows, Places, int | None], WriteCounts]
-"""Writes the rows at these indices of the latest rows. The last argument is the `horizon` of `OnlineStore.write`."""
-
 WAIT_SECONDS = 600.0
 """Maximum wait for another run of the same view."""
-
-_PROBES = 1000
-"""Number of sampled keys that must be in Redis before a run assumes that Redis has all keys."""
 
 
 class Publication(msgspec.Struct, frozen=True):
@@ -74,7 +63,7 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
     now: Callable[[], int],
     *,
     full: bool = False,
-    send: "Send | None" = None,
+    find: Find | None = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Publication:
     """Update a view's rows in Redis to the latest rows of its offline table, and return the counts.
@@ -92,15 +81,15 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
         history: opened table of the view.
         now: returns the time in microseconds since 1970 UTC; rows after it are not written.
         full: compare every row with Redis, and replace or remove even newer rows there.
-        send: writes the rows instead of this process, for example on executors.
+        find: finds the rows and writes them, for example on executors, instead of this process.
         waiting: called once if another run writes the view; this run then waits up to `WAIT_SECONDS`.
     """
-    started = time.perf_counter()
+    started, find = time.perf_counter(), find or _here(store, offline)
     with translate_errors(url):
         servers = store.servers()
         with _leased(store, history.view, url, waiting) as lease:
             try:
-                counts = _Run(store, offline, history, now, lease, servers, send).write(full=full)
+                counts = _Run(store, offline, history, now, lease, servers, find).write(full=full)
             except DependencyError:
                 if lease.over:
                     # The last rows of this run may have arrived after the rows of the other run.
@@ -178,7 +167,7 @@ class _Run:
     now: Callable[[], int]
     lease: _Lease
     servers: dict[str, int]
-    send: "Send | None"
+    find: Find
 
     def __post_init__(self) -> None:
         self.view = self.history.view
@@ -188,67 +177,76 @@ class _Run:
 
     def write(self, *, full: bool) -> Publication:
         view, before = self.view, self.before
-        with self.offline.reading(view.table):
-            state = LatestRows.of(self.history, self.at)
-        built = self.history.commit.written
-        if before is not None and before.built > built and not full:
-            # Redis has rows of a table that was built later, so these rows overrule nothing.
-            return self._counts(state, self._send(state, np.arange(len(state.content)), None), 0)
-        horizon = max(state.horizon, before.horizon) if before is not None else state.horizon
-        fingerprint = self.history.fingerprint
-        complete = published.NEVER if before is None or before.contract != view.hash else before.complete_until
-        record = Published(
-            contract=view.hash, version=self.history.version, fingerprint=fingerprint, built=built, at=self.at,
-            horizon=horizon, servers=self.servers, stamp=published.stamp_of(view, before), pending=True,
-            complete=complete,
-        )  # fmt: skip
-        # While the record is pending, the rows are a mixture of the last run's and this run's.
-        self._publish(record)
-        suspect = self.store.take_suspects(view, horizon)
-        started = self.now()
-        changes = None
-        if before is not None and suspect is not None and not full and (base := self._base(before, state)):
-            changes = RowsDiff.between(
-                base, state, stamp=record.stamp, horizon=before.horizon, suspect=suspect.cast(state.keys.schema)
-            )
-        if changes is None:
-            counts, removed = self._all(state, record, EVERYTHING if full else horizon)
-            stamp = None
-        else:
-            counts = self._send(state, changes.sent, horizon)
-            keys = changes.removed
-            removed = self.store.remove(view, key_values(view, keys), horizon) if len(keys) else 0
-            stamp = changes.stamp
+        built, fingerprint = self.history.commit.written, self.history.fingerprint
+        overtaken = before is not None and before.built > built and not full
+        with ExitStack() as stack:
+            base = None if full or overtaken else self._base()
+            parts, facts, base = self._found(stack, base)
+            if overtaken:
+                # Redis has rows of a table that was built later, so these rows overrule nothing.
+                return self._counts(facts, parts.write(Selection(self.record, None), self.lease.require))
+            horizon = max(facts.horizon, before.horizon) if before is not None else facts.horizon
+            complete = published.NEVER if before is None or before.contract != view.hash else before.complete_until
+            record = Published(
+                contract=view.hash, version=self.history.version, fingerprint=fingerprint, built=built, at=self.at,
+                horizon=horizon, servers=self.servers, stamp=published.stamp_of(view, before), pending=True,
+                complete=complete,
+            )  # fmt: skip
+            # While the record is pending, the rows are a mixture of the last run's and this run's.
+            self._publish(record)
+            suspects = self.store.take_suspects(view, horizon)
+            started = self.now()
+            stamp = facts.stamp(before.horizon) if before is not None else None
+            whole = base is None or facts.missing or self.store.lacks_sample(view) or (facts.clash and stamp is None)
+            if whole or suspects is None:
+                written, stamp = self._all(parts, record, EVERYTHING if full else horizon), None
+            else:
+                written = self._changes(parts, horizon, suspects, moved=stamp is None)
+                stamp = stamp or record.stamp
         self.lease.require()
-        places = np.unique(np.linspace(0, len(state.content), SAMPLE, endpoint=False, dtype=np.int64))
-        self.store.keep_sample(view, key_values(view, state.keys.take(places[: len(state.content)])))
+        places = np.unique(np.linspace(0, len(facts.sample), SAMPLE, endpoint=False, dtype=np.int64))
+        self.store.keep_sample(view, [facts.sample[place] for place in places[: len(facts.sample)]])
         require_same(self.lease.url, self.servers, self.store.servers())
         if self.store.record_text(view) != self.record:
             self.lease.refuse()
-        if changes is None or counts.written or removed or stamp != record.stamp:
+        if whole or suspects is None or written.written or written.removed or stamp != record.stamp:
             # Without a change, the rows were readable before.
             MaterializationLog(self.offline.root, self.offline.storage_options).append(
                 Materialization(
                     view=view.name, contract=view.hash, version=record.version, fingerprint=fingerprint, at=self.at,
-                    started=started, readable=self.now(), written=counts.written,
+                    started=started, readable=self.now(), written=written.written,
                 )
             )  # fmt: skip
         self._publish(msgspec.structs.replace(record, stamp=stamp, pending=False, complete=published.NEVER))
-        return self._counts(state, counts, removed)
+        return self._counts(facts, written)
 
-    def _all(self, state: LatestRows, record: Published, until: int) -> tuple[WriteCounts, int]:
-        places = np.arange(len(state.content))
+    def _found(
+        self, stack: ExitStack, base: tuple[ViewHistory, int] | None
+    ) -> tuple[Parts, Facts, tuple[ViewHistory, int] | None]:
+        """Find the rows, and those of `base` until `stack` closes. Return None for a base that cannot be read."""
+        try:
+            parts = stack.enter_context(self.find(self.history, self.at, base))
+            return parts, parts.facts(self.before), base
+        except IsthmusError:
+            if base is None:
+                raise
+        return self._found(stack, None)  # That version is gone.
+
+    def _changes(self, parts: Parts, horizon: int, suspects: pa.Table, *, moved: bool) -> Written:
+        written = parts.write(Selection(self.record, horizon, suspects, moved), self.lease.require)
+        left = suspects.filter(pa.array(~np.isin(np.arange(len(suspects)), written.found)))
+        return written + Written(removed=remove(self.store, self.view, left, horizon))
+
+    def _all(self, parts: Parts, record: Published, horizon: int) -> Written:
         if record.stamp is None:
-            counts = self._send(state, places, until)
+            written = parts.write(Selection(self.record, horizon), self.lease.require)
         else:
             # Rows whose times the stamp would change come last, once the stamp is gone.
-            late = record.stamp.changes_times(state.event, state.known)
-            first = self._send(state, places[~late], until)
+            written = parts.write(Selection(self.record, horizon, stamp=record.stamp), self.lease.require)
             self._publish(msgspec.structs.replace(record, stamp=None))
-            second = self._send(state, places[late], until)
-            counts = WriteCounts(len(places), first.changed + second.changed, first.written + second.written)
+            written += parts.write(Selection(self.record, horizon, stamp=record.stamp, late=True), self.lease.require)
         self.lease.require()
-        return counts, self.store.remove_except(self.view, key_values(self.view, state.keys), until)
+        return written + Written(removed=parts.remove_others(self.record, horizon))
 
     def _publish(self, record: Published) -> None:
         text = msgspec.json.encode(record)
@@ -256,97 +254,54 @@ class _Run:
             self.lease.refuse()
         self.record = text
 
-    def _base(self, before: Published, state: LatestRows) -> LatestRows | None:
-        """Return the rows that Redis has according to its record, or None if every row must be compared with Redis."""
-        view = self.view
-        if before.pending or before.contract != view.hash or not self.store.still_holds(before.servers):
+    def _base(self) -> tuple[ViewHistory, int] | None:
+        """Return the table whose rows Redis has according to its record; None if all must be compared with Redis."""
+        before = self.before
+        if before is None or before.pending or before.contract != self.view.hash:
             return None
-        base = state
-        if before.version != self.history.version or before.at != self.at:
+        if not self.store.still_holds(before.servers):
+            return None
+        history = self.history
+        if before.version != history.version:
             try:
-                history = self.offline.history(view, before.version)
-                if history.fingerprint != before.fingerprint:
-                    return None
-                with self.offline.reading(view.table):
-                    base = LatestRows.of(history, before.at)
+                history = self.offline.history(self.view, before.version)
             except IsthmusError:
                 return None  # That version is gone.
-        probes = np.unique(np.linspace(0, len(base.content), _PROBES, endpoint=False, dtype=np.int64))
-        missing = self.store.missing(view, key_values(view, base.keys.take(probes[: len(base.content)])))
-        return None if missing or self.store.lacks_sample(view) else base
+        return (history, before.at) if history.fingerprint == before.fingerprint else None
 
-    def _send(self, state: LatestRows, places: Places, until: int | None) -> WriteCounts:
-        """Write rows in parts, since their Python values take several times the memory of Arrow."""
-        if self.send is not None:
-            return self.send(state, places, until) if len(places) else WriteCounts(0, 0, 0)
-        changed = written = 0
-        with self.offline.reading(self.view.table):
-            for part in rebatch((batch for table in state.rows(places) for batch in table.to_batches()), PART):
-                self.lease.require()
-                counts = write_rows(self.store, self.view, part, until)
-                changed, written = changed + counts.changed, written + counts.written
-        return WriteCounts(len(places), changed, written)
-
-    def _counts(self, state: LatestRows, counts: WriteCounts, removed: int) -> Publication:
-        ttl = self.view.ttl
-        expired = 0 if ttl is None else int(np.count_nonzero(self.at - state.event > ttl))
-        return Publication(len(state.content), counts.changed, counts.written, expired, removed, 0.0)
+    def _counts(self, facts: Facts, counts: Written) -> Publication:
+        return Publication(facts.keys, counts.changed, counts.written, facts.expired, counts.removed, 0.0)
 
 
 @dataclass(frozen=True)
-class RowsDiff:
-    """The writes that bring Redis from one state of a view to a later one, found without reading values.
+class _Here:
+    """The rows of a view in this process."""
 
-    Attributes:
-        sent: indices, in the later state, of the rows to write.
-        changed: number of keys that are new or have different content.
-        removed: join keys whose rows the later state lacks.
-        stamp: new times of all unchanged rows, written once and not into every row; None if rows keep their own.
-    """
+    store: OnlineStore
+    offline: OfflineStore
+    part: Part
 
-    sent: Places
-    changed: int
-    removed: pa.Table
-    stamp: Stamp | None
+    def facts(self, record: Published | None) -> Facts:
+        return self.part.facts(self.store, record)
 
-    @classmethod
-    def between(
-        cls, before: LatestRows, after: LatestRows, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
-    ) -> "RowsDiff | None":
-        """Compare two states of a view, and return the rows to write and remove in Redis. Values are not read.
+    def write(self, selection: Selection, require: Callable[[], None]) -> Written:
+        with self.offline.reading(self.part.now.history.view.table):
+            return self.part.write(self.store, selection, require)
 
-        A row whose content is unchanged can have new times. If all these rows have the same times now, and storing
-        them once changes the times of no row to write, they become the new stamp. Otherwise, rows with new times are
-        written, too. Return None if Redis keeps its stamp (`stamp`), and that would change the times of a row to write:
-        the caller must then compare every row with Redis.
+    def remove_others(self, record: bytes | None, horizon: int) -> int:  # noqa: ARG002 - as in `Parts`
+        now = self.part.now
+        return self.store.remove_except(now.history.view, key_values(now.history.view, now.keys), horizon)
 
-        Args:
-            before: rows that Redis has.
-            after: rows that Redis should have.
-            stamp: common times that Redis stores once for these rows now, or None.
-            horizon: latest known time of the table's rows in Redis, in microseconds since 1970 UTC.
-            suspect: keys with pushed rows. Their rows are always written or removed, and Redis keeps the newer row.
-        """
-        matched = index_of_keys(before.keys, after.keys)
-        same = before.equal_rows(matched, after, times=False)
-        moved = same & ~before.equal_rows(matched, after)
-        sent = ~same
-        suspect_places = index_of_keys(after.keys, suspect)
-        sent[suspect_places[suspect_places >= 0]] = True
-        if moved.any():
-            first = int(np.flatnonzero(moved)[0])
-            fresh = Stamp(horizon, int(after.event[first]), int(after.known[first]))
-            alike = (after.event[same] == fresh.event).all() and (after.known[same] == fresh.known).all()
-            if alike and not fresh.changes_times(after.event[sent], after.known[sent]).any():
-                stamp = fresh
-            else:
-                sent |= moved
-        places = np.flatnonzero(sent)
-        if stamp is not None and stamp.changes_times(after.event[places], after.known[places]).any():
-            return None
-        gone = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), matched)))
-        removed = pa.concat_tables([gone, suspect.filter(pa.array(suspect_places < 0))])
-        return cls(places, int(np.count_nonzero(~same)), removed, stamp)
+
+def _here(store: OnlineStore, offline: OfflineStore) -> Find:
+    @contextmanager
+    def find(history: ViewHistory, at: int, base: tuple[ViewHistory, int] | None) -> Iterator[Parts]:
+        with offline.reading(history.view.table):
+            now = LatestRows.of(history, at)
+            before = base and (now if base[0] is history and base[1] == at else LatestRows.of(*base))
+        yield _Here(store, offline, Part(now, before))
+
+    return find
 
 
 def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:
@@ -355,13 +310,3 @@ def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> Non
             f"Redis at {without_credentials(url)}", "was restarted, or has changed its primaries, during the run",
             remedy="run `isthmus materialize` again, which writes only what is missing",
         )  # fmt: skip
-
-
-def write_rows(store: OnlineStore, view: ViewContract, rows: pa.Table, until: int | None) -> WriteCounts:
-    values = {column.name: arrow.from_arrow(rows[column.name], column.dtype) for column in view.fields}
-    event, known = arrow.micros(rows["event_timestamp"]), arrow.micros(rows["known_at"])
-    return store.write(view, key_values(view, rows), event, known, values, horizon=until)
-
-
-def key_values(view: ViewContract, rows: pa.Table) -> dict[str, list[KeyValue]]:
-    return {column.name: arrow.from_arrow(rows[column.name], column.dtype).tolist(column.dtype) for column in view.keys}

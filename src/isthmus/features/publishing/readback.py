@@ -8,7 +8,7 @@ from isthmus.features.offline.history import LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.record import stamp_of
 from isthmus.features.online.store import PIECE, OnlineStore
-from isthmus.features.publishing.publish import key_values
+from isthmus.features.publishing.changes import key_values
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import RowCodec
 

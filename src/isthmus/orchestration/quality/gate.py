@@ -1,16 +1,19 @@
 """Checks before rows are written to the offline tables, Redis or snapshots: broken expectations stop the write."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from isthmus.features.days import Days
 from isthmus.features.definition.expectations import BY_ROW
 from isthmus.features.errors import GateFailed
+from isthmus.features.offline.dayfiles import DayTarget
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.quality.validation import Finding, check
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.baseline import references
+from isthmus.transforms.views import executorbuild
 
 
 def require(findings: Sequence[Finding], part: Days | None = None) -> None:
@@ -21,19 +24,28 @@ def require(findings: Sequence[Finding], part: Days | None = None) -> None:
 
 
 def require_online(
-    project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory], where: str = "materialize"
+    project: Project,
+    offline: OfflineStore,
+    histories: Mapping[str, ViewHistory],
+    where: str = "materialize",
+    spark: Any = None,
 ) -> None:
     """Check all expectations of views before their rows go to Redis or to devices. Raise GateFailed if any is broken.
 
     The error lists all broken expectations. `histories` has the offline table of each view by name. `where` names the
-    caller's step in the message.
+    caller's step in the message. An executor of the engine reads the tables if `spark` is its session.
     """
     # The check when a table is built is not enough: a build of a range checks only its own days, and rows may have
     # become too old since.
     broken: list[str] = []
     for name, history in histories.items():
+        rows, run = history.data, check
+        if spark is not None:
+            options, rows = offline.storage_options or {}, [(file, None) for file in history.files]
+            target = DayTarget(offline.root, options, history.view, {}, (), None, project.now())
+            run = partial(executorbuild.check_files, spark, target)
         with offline.reading(history.view.table):
-            broken += [str(finding) for finding in findings(project, name, history.data) if not finding.passed]
+            broken += [str(each) for each in findings(project, name, rows, check=run) if not each.passed]
     if broken:
         remedy = "run `isthmus features quality`, then fix the rows or the expectation; nothing was written"
         raise gate_error(where, broken, remedy)

@@ -20,7 +20,7 @@ from isthmus.features.errors import DataError, RequestError, did_you_mean, one_o
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.history import LatestRows, ViewHistory
 from isthmus.features.progress import Progress, silent
-from isthmus.features.publishing.publish import key_values
+from isthmus.features.publishing.changes import key_values
 from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec

@@ -17,7 +17,7 @@ from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.pushes import ACCEPTED, PushLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.publishing.publish import write_rows
+from isthmus.features.publishing.changes import write_rows
 from isthmus.features.streams.window import distinct_keys, has_key
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.streams.computation import EventFrames, Load, Recomputation, TileComputation

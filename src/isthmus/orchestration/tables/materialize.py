@@ -1,16 +1,13 @@
 """`isthmus materialize`: write the latest row of every key to Redis."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
-from isthmus.features.contract.schema import Contract
-from isthmus.features.offline.history import LatestRows, Places
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import loss
-from isthmus.features.online.store import OnlineStore, WriteCounts
+from isthmus.features.online.store import OnlineStore
 from isthmus.features.progress import Progress, silent
-from isthmus.features.publishing.publish import Publication, Send, publish, require_same
+from isthmus.features.publishing.publish import Publication, publish, require_same
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.orchestration.apply.switch import forget, switch
 from isthmus.orchestration.frames import view_names
@@ -19,7 +16,7 @@ from isthmus.orchestration.quality import gate
 from isthmus.orchestration.server.collect import collect
 from isthmus.transforms import engine
 from isthmus.transforms.tables.stored import Store
-from isthmus.transforms.views import onlinewrite, tablefiles
+from isthmus.transforms.views import onlinewrite
 
 
 def materialize(
@@ -48,10 +45,16 @@ def materialize(
     offline = project.offline_store()
     # Open every table before writing the first row, to find errors early.
     histories = {name: offline.history(contract.views[name]) for name in names}
-    gate.require_online(project, offline, histories)
     written = {}
-    with project.redis() as url, connect(url) as client, _executors(project, contract, offline, url) as send:
-        store = OnlineStore(client, contract)
+    with ExitStack() as stack:
+        find, spark, settings = None, None, project.settings
+        if settings.engine != "sail":
+            spark = stack.enter_context(engine.session(settings.engine, settings.profiles.training.threads))
+        gate.require_online(project, offline, histories, spark=spark)
+        url = stack.enter_context(project.redis())
+        store = OnlineStore(stack.enter_context(connect(url)), contract)
+        if spark is not None:
+            find = onlinewrite.finder(spark, Store(offline.root, offline.storage_options or {}), contract, url)
         with translate_errors(url):
             servers, policy = store.servers(), store.losses({}).policy
         if policy:
@@ -59,7 +62,7 @@ def materialize(
         for n, (name, history) in enumerate(histories.items()):
             progress(f"writing {name}", n / len(names))
             waiting = partial(progress, f"waiting for another run that writes {name}", n / len(names))
-            written[name] = publish(store, url, offline, history, project.now, full=full, send=send, waiting=waiting)
+            written[name] = publish(store, url, offline, history, project.now, full=full, find=find, waiting=waiting)
             with translate_errors(url), project.locked("materialized"):
                 record = store.published(history.view)
                 if record is not None and not record.pending:
@@ -71,24 +74,3 @@ def materialize(
                 progress(f"contract {contract.hash[:12]} is current", 1.0)
             forget(project, store)
     return written
-
-
-@contextmanager
-def _executors(project: Project, contract: Contract, offline: OfflineStore, url: str) -> Iterator[Send | None]:
-    settings = project.settings
-    if settings.engine == "sail":
-        yield None
-        return
-    store = Store(offline.root, offline.storage_options or {})
-    with engine.session(settings.engine, settings.profiles.training.threads) as spark:
-
-        def send(latest: LatestRows, places: Places, until: int | None) -> WriteCounts:
-            view = latest.history.view
-            history = tablefiles.history(spark, view, store, latest.history.version)
-            rows = onlinewrite.latest(view, history, latest.at)
-            if len(places) < len(latest.content):
-                keys = spark.createDataFrame(latest.keys.take(places))
-                rows = rows.join(keys, keys.columns, "left_semi")
-            return onlinewrite.total(onlinewrite.write_online(rows, view, contract, url, until))
-
-        yield send

@@ -19,7 +19,7 @@ from isthmus.features.errors import ConfigurationError, DataError, DependencyErr
 from isthmus.features.offline.history import LatestRows, ViewHistory
 from isthmus.features.online.plan import ViewAnswer, answer
 from isthmus.features.pointintime.join import point_in_time
-from isthmus.features.publishing.publish import key_values
+from isthmus.features.publishing.changes import key_values
 from isthmus.features.types import String, UnixTimestamp
 from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Values

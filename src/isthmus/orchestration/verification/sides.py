@@ -12,7 +12,7 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.offline.history import ViewHistory, latest_known_time
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.publishing.publish import key_values
+from isthmus.features.publishing.changes import key_values
 from isthmus.features.redis.connection import translate_errors
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Mask, Values, objects

@@ -15,7 +15,7 @@ from isthmus.features.contract.schema import RESERVED, STATUS, Column
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
-from isthmus.features.publishing.publish import key_values
+from isthmus.features.publishing.changes import key_values
 from isthmus.features.types import Int64, String, UnixTimestamp
 from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Values

@@ -17,6 +17,7 @@ _FILE = re.compile(
 )
 """Error messages about missing files. A file to be written may not exist yet, but its folder does."""
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
+_OTHER = re.compile(r"AttributeError: (Can't get attribute '\w+' on <module 'isthmus\b.+>)")
 _SCHEME = re.compile(r"(No FileSystem for scheme \"(?P<scheme>\w+)\"|Class org\.apache\.hadoop\.fs\.s3a\S+ not found)")
 
 _EXECUTOR = re.compile(r"isthmus\.features\.errors\.DependencyError: (\S+ on executor \S+: .+)")
@@ -50,6 +51,9 @@ def _unreached(where: str, message: str) -> DependencyError | None:
     elif (module := _MODULE.search(message)) and find_spec(module[1]) is not None:
         problem = f"the executors do not have the Python module {module[1]}, though this process does"
         remedy = "install it in the Python that they run, PYSPARK_PYTHON, or add its folder to their PYTHONPATH"
+    elif other := _OTHER.search(message):
+        problem = f"the executors have another version of isthmus ({other[1]})"
+        remedy = "install the version of this process in the Python that they run, PYSPARK_PYTHON"
     elif (file := _FILE.search(message)) and Path(file["folder"] or next(filter(None, file.groups()))).exists():
         problem = f"the engine cannot open {next(filter(None, file.groups()))}, though this process can"
         remedy = (
@@ -59,8 +63,8 @@ def _unreached(where: str, message: str) -> DependencyError | None:
     elif executor := _EXECUTOR.search(message):
         problem = executor[1]
         remedy = (
-            "executors need this package, and the store: a shared folder with the same path, or a URL with its "
-            "credentials in their environment"
+            "executors need this package, a way to Redis, and the store: a shared folder with the same path, or a URL "
+            "with its credentials in their environment"
         )
     else:
         return None

@@ -69,9 +69,9 @@ def write_days(view: FeatureView, frames: Frames, target: DayTarget, within: tup
 
 def check_files(  # noqa: PLR0913 - the parameters of `check`
     spark: "SparkSession", target: DayTarget, view: ViewContract, declared: Sequence[Expectation],  # noqa: ARG001
-    files: Sequence[tuple[str, int]], *, now: int, references: Sequence[ReferenceStatistics] = (),
+    files: Sequence[tuple[str, int | None]], *, now: int, references: Sequence[ReferenceStatistics] = (),
 ) -> list[Finding]:  # fmt: skip
-    """Check expectations like `check`, in one task of the engine, on the rows of files with their days.
+    """Check expectations like `check`, in one task of the engine, on the rows of files with their days, if known.
 
     `files` has paths in the table's folder. They need not be committed.
     """
@@ -119,7 +119,7 @@ class _WriteDays:
 @dataclass(eq=False)
 class _CheckFiles:
     target: DayTarget
-    files: Sequence[tuple[str, int]]
+    files: Sequence[tuple[str, int | None]]
     expectations: Sequence[Expectation]
     now: int
     references: Sequence[ReferenceStatistics]

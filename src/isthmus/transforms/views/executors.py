@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from isthmus.features.errors import DataError
+from isthmus.features.errors import DataError, DependencyError
 from isthmus.transforms.sources import first_line
 from isthmus.transforms.tables.missing import explain_missing
 
@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def run(place: str, rows: "DataFrame", work: Callable[..., Iterator[pa.RecordBatch]]) -> Iterator[dict[str, Any]]:
+def run(
+    place: str, rows: "DataFrame", work: Callable[..., Iterator[pa.RecordBatch]],
+    refusal: type[DataError | DependencyError] = DataError,
+    remedy: str = "correct it, or its sources' data; nothing was committed",
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Pass the partitions of `rows` to `work` on the executors; yield what it passed to `result`.
 
     Raises the DataError that it passed to `failure`, and DependencyError if an executor lacks a file or this package.
-    `place` names the work in errors.
+    If the engine refuses the work, raises `refusal` with `remedy`. `place` names the work in errors.
     """
     from pyspark.errors import PySparkException
 
@@ -26,8 +30,8 @@ def run(place: str, rows: "DataFrame", work: Callable[..., Iterator[pa.RecordBat
         with explain_missing(place):
             results = rows.mapInArrow(work, "result string").toArrow()["result"].to_pylist()
     except PySparkException as error:
-        remedy = "correct it, or its sources' data; nothing was committed"
-        raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=remedy) from error
+        # The error's plan may reveal data that was sent to the executors.
+        raise refusal(place, f"the engine refused it: {first_line(error)}", remedy=remedy) from None
     for each in map(json.loads, results):
         if each.pop("error", False):
             raise DataError(each["where"], each["found"], expected=each["expected"], remedy=each["remedy"])

@@ -28,7 +28,6 @@ from isthmus.features.quality.statistics import (
     read,
     view_statistics,
 )
-from isthmus.features.types import TYPES
 from isthmus.transforms.tables.stored import Store, using
 from isthmus.transforms.views.compute import Frames, sorted_spine, spine_frame
 from isthmus.transforms.views.executors import failure, result, run
@@ -45,51 +44,63 @@ DATA = "data.parquet"
 
 @dataclass(frozen=True)
 class StoredSpine:
-    """The rows of a spine (training examples) in files of a store, in order, with their number and hash."""
+    """The rows of a spine (training examples) in files of a store, in order, with their number and hash.
+
+    `part` is the number of rows of a file, and of a task that joins them.
+    """
 
     store: Store
     schema: pa.Schema
     rows: int
     sha256: str
+    part: int = PART
 
     @property
     def parts(self) -> int:
-        return -(-self.rows // PART)
+        return -(-self.rows // self.part)
 
     @classmethod
-    def write(cls, spine: SpineRows, store: Store) -> "StoredSpine":
+    def write(cls, spine: SpineRows, store: Store, part: int = PART) -> "StoredSpine":
         """Write the rows of a spine to the folder of `store`."""
         hashed, storage = HashedSpine(spine), store.files()
-        for number, rows in enumerate(rebatch(hashed.batches(), PART)):
+        for number, rows in enumerate(rebatch(hashed.batches(), part)):
             place = store.path(spine_part(number))
             with open_output(storage, place) as sink, pa.ipc.new_stream(sink, spine.schema) as file:
                 file.write_table(rows)
-        return cls(store, spine.schema, hashed.rows, hashed.sha256)
+        return cls(store, spine.schema, hashed.rows, hashed.sha256, part)
+
+    def joined(self) -> Iterator[pa.RecordBatch]:
+        """Read the rows with the views that `write_parts` joined to them in the folder of the spine, in order."""
+        for number in range(self.parts):
+            with self.store.files().open_input_file(self.store.path(_joined_part(number))) as file:
+                yield from pa.ipc.open_stream(file)
 
 
 @dataclass(frozen=True)
 class JoinedViews:
-    """Views to join to a spine, as plain data with the files and features to read; and whether to add their status."""
+    """Views to join to a spine, with the files and features to read; and whether to add their status."""
 
-    views: Sequence[tuple[str, Mapping[str, Any], Sequence[str], Sequence[str]]]
+    views: Sequence[tuple[ViewContract, Sequence[str], Sequence[str]]]
     status: bool
 
     def histories(self, store: Store) -> list[ViewHistory]:
         histories, storage = [], store.files()
-        for name, contract, files, _ in self.views:
-            view = ViewContract.from_dict(name, contract)
+        for view, files, _ in self.views:
             paths = [(f"{view.table}/{file}", None) for file in files]
             histories.append(ViewHistory(view, dataset_of(paths, table_schema(view), storage), 0))
         return histories
 
-    def join(self, spine: pa.Schema, store: Store) -> Join:
-        features = {name: features for name, _, _, features in self.views}
-        histories = self.histories(store)
-        return Join(spine, histories, features=features, status=self.status, threads=1, rows=PART)
+    def join(self, spine: pa.Schema, store: Store, rows: int) -> Join:
+        features = {view.name: features for view, _, features in self.views}
+        return Join(spine, self.histories(store), features=features, status=self.status, threads=1, rows=rows)
 
 
 def spine_part(number: int) -> str:
     return f"_spine-{number:05}.arrow"
+
+
+def _joined_part(number: int) -> str:
+    return f"_joined-{number:05}.arrow"
 
 
 def stored_spine(store: Store) -> SpineRows:
@@ -123,21 +134,22 @@ def write_spine(
     `absent` has columns of nulls to add. The executors write to the folder of `store`.
     """
     place, frame = spine_frame(spine, columns, frames)
-    plain = [(column.name, column.dtype.name, column.size) for column in columns]
-    work = _WriteSpine(spine.name, place, plain, store, dict(absent))
-    (found,) = run(place, frame.repartition(1), work)
+    (found,) = run(place, frame.repartition(1), _WriteSpine(spine.name, place, columns, store, dict(absent)))
     schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
     return StoredSpine(store, schema, found["rows"], found["sha256"])
 
 
-def write_parts(spark: "SparkSession", spine: StoredSpine, views: JoinedViews, tables: Store, target: Store) -> None:
+def write_parts(
+    spark: "SparkSession", spine: StoredSpine, views: JoinedViews, tables: Store, target: Store | None = None
+) -> None:
     """Join views to the rows of a spine, and write them and the spine as part files to the folder of `target`.
 
-    `tables` is the offline store. A task that runs twice writes the same files. Raises DataError or DependencyError;
-    some part files may exist then.
+    Without `target`, writes the rows for `StoredSpine.joined`. `tables` is the offline store. A task that runs twice
+    writes the same files. Raises DataError or DependencyError; some part files may exist then.
     """
     tasks = spark.range(0, spine.parts, 1, max(spine.parts, 1))
-    written = run("join by the engine", tasks, _WriteParts(spine, views, tables, target))
+    remedy = "executors need this package, and read and write access to stores.offline"
+    written = run("join by the engine", tasks, _WriteParts(spine, views, tables, target), remedy=remedy)
     if (rows := sum(part["rows"] for part in written)) != spine.rows:
         raise DataError("join by the engine", f"wrote {rows} rows", expected=f"{spine.rows}, as in the spine")
 
@@ -149,28 +161,23 @@ def measure_parts(
 
     Returns the row count, the latest event time, statistics by column, and table statistics by view.
     """
-    plain = [(column.name, column.dtype.name, column.size) for column in columns]
-    (found,) = run("statistics", spark.range(0, 1, 1, 1), _Measure(target, plain, views, tables))
+    (found,) = run("statistics", spark.range(0, 1, 1, 1), _Measure(target, columns, views, tables))
     features = msgspec.convert(found["features"], dict[str, FeatureStatistics])
     return found["rows"], found["last"], features, msgspec.convert(found["views"], dict[str, ViewStatistics])
-
-
-def _columns(plain: Sequence[tuple[str, str, int | None]]) -> list[Column]:
-    return [Column(name, TYPES[dtype], size=size) for name, dtype, size in plain]
 
 
 @dataclass(eq=False)
 class _WriteSpine:
     name: str
     place: str
-    columns: Sequence[tuple[str, str, int | None]]
+    columns: Sequence[Column]
     store: Store
     absent: Mapping[str, pa.DataType]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = (pa.Table.from_batches([batch]) for batch in batches)
         try:
-            rows = sorted_spine(self.name, self.place, _columns(self.columns), tables)
+            rows = sorted_spine(self.name, self.place, self.columns, tables)
         except DataError as error:
             yield failure(error)
             return
@@ -187,57 +194,62 @@ class _WriteParts:
     spine: StoredSpine
     views: JoinedViews
     tables: Store
-    target: Store
+    target: Store | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    with using(self.target.root):
+                    with using((self.target or self.spine.store).root):
                         yield result({"rows": self._join(number)})
                 except DataError as error:
                     yield failure(error)
 
     def _join(self, number: int) -> int:
-        with self.spine.store.files().open_input_file(self.spine.store.path(spine_part(number))) as file:
+        spine, target, form, name = self.spine, self.target, pa.ipc.new_stream, _joined_part(number)
+        with spine.store.files().open_input_file(spine.store.path(spine_part(number))) as file:
             rows = pa.ipc.open_stream(file).read_all()
-        join = self.views.join(rows.schema, self.tables)
-        with self._output(spine_part(number)) as sink, pa.ipc.new_stream(sink, rows.schema) as spine:
-            spine.write_table(rows)
-        with self._output(f"{DATA}/part-{number:05}.parquet") as sink, pq.ParquetWriter(sink, join.schema) as parquet:
-            for joined in join.batches(rows.to_batches(), number * PART):
-                parquet.write_batch(joined)
+        join = self.views.join(rows.schema, self.tables, spine.part)
+        if target is not None:
+            form, name = pq.ParquetWriter, f"{DATA}/part-{number:05}.parquet"
+            with _output(target, spine_part(number)) as sink, pa.ipc.new_stream(sink, rows.schema) as copy:
+                copy.write_table(rows)
+        with _output(target or spine.store, name) as sink, form(sink, join.schema) as parts:
+            for joined in join.batches(rows.to_batches(), number * spine.part):
+                parts.write_batch(joined)
         return len(rows)
 
-    @contextmanager
-    def _output(self, name: str) -> Iterator[Any]:
-        """Open a file that appears whole: at once in object storage, under another name in a folder."""
-        storage, path = self.target.files(), self.target.path(name)
-        if is_url(self.target.root):
-            with open_output(storage, path) as sink:
-                yield sink
-            return
-        storage.create_dir(path.rpartition("/")[0], recursive=True)
-        scratch = f"{path.rpartition('/')[0]}/.{secrets.token_hex(8)}"
-        with open_output(storage, scratch) as sink:
+
+@contextmanager
+def _output(store: Store, name: str) -> Iterator[Any]:
+    """Open a file that appears whole: at once in object storage, under another name in a folder."""
+    storage, path = store.files(), store.path(name)
+    if is_url(store.root):
+        with open_output(storage, path) as sink:
             yield sink
-        storage.move(scratch, path)
+        return
+    parent, slash, _ = path.rpartition("/")
+    if parent:
+        storage.create_dir(parent, recursive=True)
+    scratch = f"{parent}{slash}.{secrets.token_hex(8)}"
+    with open_output(storage, scratch) as sink:
+        yield sink
+    storage.move(scratch, path)
 
 
 @dataclass(eq=False)
 class _Measure:
     target: Store
-    columns: Sequence[tuple[str, str, int | None]]
+    columns: Sequence[Column]
     views: JoinedViews
     tables: Store
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        columns = _columns(self.columns)
         for _ in batches:
             with using(self.tables.root):
                 examples = parts(self.target)
                 last = latest_event(examples)
-                rows, features = measure(columns, read(examples, [column.name for column in columns]))
+                rows, features = measure(self.columns, read(examples, [column.name for column in self.columns]))
                 views = {
                     history.view.name: view_statistics(history.view, history.data, 0, "", until=last)
                     for history in self.views.histories(self.tables)

@@ -1,102 +1,188 @@
-"""Write a view's latest rows to Redis from the engine's executors. Running a task again is safe."""
+"""Publish a view to Redis from the engine's executors, which find the changed rows. Running a task again is safe."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import chain
+from operator import add
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import DependencyError
-from isthmus.features.offline.history import table_schema
-from isthmus.features.offline.scan import rebatch
-from isthmus.features.online.store import OnlineStore, WriteCounts
-from isthmus.features.publishing.publish import PART, write_rows
+from isthmus.features.offline.history import LatestRows, ViewHistory, table_schema
+from isthmus.features.online.record import NEVER, Published
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.publishing.changes import Facts, Find, Part, Parts, Selection, Written, names, require_record
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import connect, translate_errors
-from isthmus.transforms.sources import first_line
-from isthmus.transforms.tables.missing import explain_missing
+from isthmus.features.values.arrow import micros
+from isthmus.transforms.tables.stored import Store
+from isthmus.transforms.views.executors import result, run
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-_COUNTS = ("compared", "changed", "written")
+# Declared names begin with a letter.
+_SIDE, _UNTIL, _SHOWN, _RANK = "_side", "_until", "_shown", "_rank"
+_TOGETHER = 16
+"""Files that a task reads."""
+_Sum = TypeVar("_Sum", Facts, Written)
 
 
-def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
-    """Keep the row of each key that Redis should serve: the latest one that happened and was known by the time `at`.
+def latest(view: ViewContract, sides: Sequence[tuple["DataFrame", int]]) -> "DataFrame":
+    """Keep the row of each key that Redis should serve: the latest one that happened and was known by a time.
 
-    `at` is in microseconds since 1970 UTC. `rows` is the view's offline table. Rows older than the view's ttl are kept,
-    too.
+    `sides` has rows of the view's offline table, each with that time in microseconds since 1970 UTC. Rows older than
+    the view's ttl are kept, too. All rows of a key, of all sides, are in one partition. `_side` is the number of the
+    side, and `_until` the latest known time by that time of all rows of the key. A key without a row to serve keeps
+    some row, with a false `_shown`.
     """
-    from pyspark.sql import Window
+    from pyspark.sql import DataFrame, Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-    visible = (F.unix_micros("event_timestamp") <= at) & (F.unix_micros("known_at") <= at)
-    newest = [F.col(name).desc() for name in ("event_timestamp", "known_at", "content_hash")]
-    order = Window.partitionBy(*(f"`{key.name}`" for key in view.keys)).orderBy(*newest)
-    ranked = rows.where(visible).withColumn("_rank", F.row_number().over(order))
-    return ranked.where("_rank = 1").select(*(f"`{name}`" for name in table_schema(view).names))
+    def marked(side: int, rows: DataFrame, at: int) -> DataFrame:
+        known = F.unix_micros("known_at")
+        shown = (F.unix_micros("event_timestamp") <= at) & (known <= at)
+        return rows.withColumns({_SIDE: F.lit(side), _SHOWN: shown, _UNTIL: F.when(known <= at, known)})
+
+    both = [marked(side, rows, at) for side, (rows, at) in enumerate(sides)]
+    rows = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), both)
+    keys = [f"`{key.name}`" for key in view.keys]
+    newest = [F.col(name).desc() for name in (_SHOWN, "event_timestamp", "known_at", "content_hash")]
+    window = Window.partitionBy(*keys, _SIDE)
+    ranks = {_UNTIL: F.max(_UNTIL).over(window), _RANK: F.row_number().over(window.orderBy(*newest))}
+    return rows.withColumns(ranks).where(F.col(_RANK) == 1).drop(_RANK).repartition(*keys)
 
 
-def write_online(
-    rows: "DataFrame", view: ViewContract, contract: Contract, url: str, horizon: int | None
-) -> list[WriteCounts]:
-    """Write a view's rows from the engine's executors to Redis at `url`. Return the counts of each partition with rows.
+def rows_of(spark: "SparkSession", store: Store, history: ViewHistory, *, values: bool = True) -> "DataFrame":
+    """Return a DataFrame of a view's offline table in `store`, with or without its features."""
+    features = () if values else [column.name for column in history.view.fields]
+    schema = pa.schema([field for field in table_schema(history.view) if field.name not in features])
+    return store.read(spark, [f"{history.view.table}/{file}" for file in history.files], schema, together=_TOGETHER)
 
-    A newer row in Redis stays. But if `horizon` is set, rows replace even a newer row that was known by then, because
-    the offline table no longer has that row. `horizon` is the latest known time in the offline table, in microseconds
-    since 1970 UTC. The URL may contain a password, so it travels inside a pickled function and no plan or log of the
-    engine shows it. Raises DependencyError if an executor fails, for example because it cannot reach Redis. Some rows
-    may be written then. Calling it again is safe.
+
+def finder(spark: "SparkSession", store: Store, contract: Contract, url: str) -> Find:
+    """Return the function with which `publish` finds and writes rows of views on the engine's executors.
+
+    They read the tables in `store`, and write to Redis at `url`. The URL may contain a password, so it travels inside a
+    pickled function and no plan or log of the engine shows it. `publish` raises DependencyError if an executor fails,
+    for example because it cannot reach Redis. Some rows may be written then. Calling it again is safe.
     """
     from pyspark.errors import PySparkException
 
-    # The executors need only this view. Keys in Redis depend on the names of project and view.
-    single = Contract(contract.project, {view.name: view}, {}, {}, {})
-    columns = rows.select(*(f"`{name}`" for name in table_schema(view).names))
-    write = _Write(single.dumps(), view.name, url, horizon)
-    where = f"writing {view.name} to Redis at {without_credentials(url)}"
-    try:
-        with explain_missing(where):
-            counted = columns.mapInArrow(write, ", ".join(f"{name} bigint" for name in _COUNTS)).toArrow()
-    except PySparkException as error:
-        raise DependencyError(
-            where, f"an executor failed ({first_line(error)})",
-            remedy="run `isthmus materialize` again, which writes only what is missing",
-        ) from None  # fmt: skip
-    return [WriteCounts(**row) for row in counted.to_pylist()]
+    @contextmanager
+    def find(history: ViewHistory, at: int, base: tuple[ViewHistory, int] | None) -> Iterator[Parts]:
+        view = history.view
+        sides = [(rows_of(spark, store, history), at)]
+        if base is not None and (base[0] is not history or base[1] != at):
+            sides.append((rows_of(spark, store, base[0], values=False), base[1]))
+        # The executors need only this view. Keys in Redis depend on the names of project and view.
+        single = Contract(contract.project, {view.name: view}, {}, {}, {})
+        rows = latest(view, sides).persist()
+        try:
+            yield _Executors(rows, _Task(single, view, url, [at for _, at in sides], compare=base is not None))
+        finally:
+            with suppress(PySparkException):  # an engine that is gone has no rows
+                rows.unpersist()
+
+    return find
 
 
-def total(parts: Sequence[WriteCounts]) -> WriteCounts:
-    return WriteCounts(*(sum(getattr(part, name) for part in parts) for name in _COUNTS))
+@dataclass(frozen=True, repr=False)
+class _Executors:
+    rows: "DataFrame"
+    task: "_Task"
+
+    def facts(self, record: Published | None) -> Facts:
+        return self._sum(Facts(), self.rows, partial(_on_part, method=partial(Part.facts, record=record)))
+
+    def write(self, selection: Selection, require: Callable[[], None]) -> Written:
+        require()
+        return self._sum(Written(), self.rows, partial(_on_part, method=partial(Part.write, selection=selection)))
+
+    def remove_others(self, record: bytes | None, horizon: int) -> int:
+        stored = self.rows.sparkSession.range(0, 1, 1, 1).mapInArrow(replace(self.task, work=_stored), "name binary")
+        own = self.rows.mapInArrow(replace(self.task, work=_own), "name binary")
+        others = stored.join(own, "name", "left_anti")
+        return self._sum(Written(), others, partial(_remove, record=record, horizon=horizon)).removed
+
+    def _sum(self, zero: _Sum, rows: "DataFrame", work: Callable[..., Iterator[pa.RecordBatch]]) -> _Sum:
+        where = f"writing {self.task.view.name} to Redis at {without_credentials(self.task.url)}"
+        remedy = "run `isthmus materialize` again, which writes only what is missing"
+        parts = run(where, rows, replace(self.task, work=work), DependencyError, remedy)
+        return reduce(add, (msgspec.convert(each, type(zero)) for each in parts), zero)
 
 
-@dataclass(eq=False, repr=False)
-class _Write:
-    """The function that an executor runs on a partition. Its repr must not show the URL."""
+@dataclass(frozen=True, eq=False, repr=False)
+class _Task:
+    """The function that an executor runs on a partition with rows. Its repr must not show the URL.
 
-    contract: bytes
-    view: str
+    The rows are those of `latest` by the times `at`. With `compare`, the last of them are those of the last run.
+    """
+
+    contract: Contract
+    view: ViewContract
     url: str
-    horizon: int | None
+    at: Sequence[int]
+    compare: bool
+    work: Callable[..., Iterator[pa.RecordBatch]] = lambda *_: iter(())
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        contract = Contract.loads(self.contract)
-        view = contract.view(self.view)
-        done = []
-        with translate_errors(self.url):
-            client = None
-            try:
-                # The batches of engines may have only a thousand rows.
-                for part in rebatch(batches, PART):
-                    if client is None:
-                        client = connect(self.url)
-                    rows = part.cast(table_schema(view))
-                    done.append(write_rows(OnlineStore(client, contract), view, rows, self.horizon))
-            finally:
-                if client is not None:
-                    client.close()
-        if done:
-            counts = total(done)
-            yield pa.RecordBatch.from_pydict({name: [getattr(counts, name)] for name in _COUNTS})
+        batches = iter(batches)
+        if (first := next(batches, None)) is None:
+            return
+        try:
+            with translate_errors(self.url), connect(self.url) as client:
+                yield from self.work(self, OnlineStore(client, self.contract), chain([first], batches))
+        except DependencyError as error:
+            where = f"{without_credentials(self.url)} on executor {socket.gethostname()}"
+            raise DependencyError(where, error.found) from None
+
+    def part(self, batches: Iterable[pa.RecordBatch]) -> Part:
+        rows = pa.Table.from_batches(batches)
+        sides = [self._latest(rows.filter(pc.equal(rows[_SIDE], side)), at) for side, at in enumerate(self.at)]
+        return Part(sides[0], sides[-1] if self.compare else None)
+
+    def _latest(self, rows: pa.Table, at: int) -> LatestRows:
+        schema, until = table_schema(self.view), pc.max(rows[_UNTIL]).as_py()
+        shown = rows.filter(rows[_SHOWN]).select(schema.names).cast(schema)
+        event, known = micros(shown["event_timestamp"]), micros(shown["known_at"])
+        keys, content = shown.select([key.name for key in self.view.keys]), shown["content_hash"].to_numpy()
+        history, places = ViewHistory(self.view, shown, 0), np.arange(len(shown))
+        return LatestRows(history, at, keys, event, known, content, places, NEVER if until is None else until)
+
+
+def _on_part(
+    task: _Task, store: OnlineStore, batches: Iterator[pa.RecordBatch], method: Callable[..., Facts | Written]
+) -> Iterator[pa.RecordBatch]:
+    yield result(msgspec.to_builtins(method(task.part(batches), store)))
+
+
+def _remove(
+    task: _Task, store: OnlineStore, batches: Iterator[pa.RecordBatch], record: bytes | None, horizon: int
+) -> Iterator[pa.RecordBatch]:
+    removed = 0
+    for keys in chain((batch.column(0).to_pylist() for batch in batches), [[]]):
+        require_record(store, task.view, record)
+        removed += store.remove_names(task.view, [keys], horizon)
+    yield result({"removed": removed})
+
+
+def _own(task: _Task, store: OnlineStore, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield _named(names(store, task.view, task.part(batches).now.keys))
+
+
+def _stored(task: _Task, store: OnlineStore, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        yield from map(_named, store.names(task.view))
+
+
+def _named(keys: Sequence[bytes]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"name": pa.array(keys, pa.binary())})

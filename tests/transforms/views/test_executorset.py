@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.scan import rebatch
-from isthmus.features.pointintime.join import BATCH, Join
+from isthmus.features.pointintime.join import BATCH
+from isthmus.features.pointintime.spine import SpineRows
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms import engine
 from isthmus.transforms.tables.stored import Store
-from isthmus.transforms.views import executorjoin
+from isthmus.transforms.views import executorset
+from isthmus.transforms.views.executorset import JoinedViews, StoredSpine
 from tests.features.pointintime.test_join import KEYS, MOMENTS
 from tests.features.support import (
     ALL,
@@ -110,22 +111,13 @@ def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories
         (folder / history.view.table).mkdir()
         pq.write_table(rows[:half], folder / history.view.table / "first.parquet")
         pq.write_table(rows[half:], folder / history.view.table / "more.parquet")
-    join = Join(spine.schema, histories)
     spine = pa.concat_tables([spine] * (2 * BATCH // len(spine) + 1))
-    pq.write_table(join.engine_inputs(spine, 0), folder / "asked.parquet", row_group_size=BATCH - 1)
-    files = [(history.view, ["first.parquet", "more.parquet"]) for history in histories]
-    wanted = {view.name: [column.name for column in view.fields] for view, _ in files}
+    views = [(view, ["first.parquet", "more.parquet"], [column.name for column in view.fields]) for view in VIEWS]
     store = Store(str(folder), {})
-    executorjoin.join_files(spark, store, "asked.parquet", files, wanted, status=True, rows=BATCH)
-    names = [view.name for view, _ in files]
-    lots = rebatch(spine.to_batches(), BATCH)
-    answers = executorjoin.read_joined(store, names, len(spine), BATCH)
-    return pa.Table.from_batches(
-        [
-            join.with_engine_output(rows.combine_chunks().to_batches()[0], one)
-            for rows, one in zip(lots, answers, strict=True)
-        ]
-    )
+    stored = StoredSpine.write(SpineRows(spine.schema, spine.to_batches), store, BATCH)
+    assert stored.parts > 1
+    executorset.write_parts(spark, stored, JoinedViews(views, status=True), store)
+    return pa.Table.from_batches(stored.joined())
 
 
 def expected(spine: pa.Table, histories: list[ViewHistory]) -> pa.Table:
