@@ -14,6 +14,7 @@ PAGE = RESULTS / "README.md"
 
 def main() -> None:
     """Write the page of all results, and the plots of those that have a peer."""
+    mpl.rcParams["svg.hashsalt"] = "isthmus"  # the same figures make the same file
     sections = ["# Results\n\nThe last run of every benchmark, written by `python benchmarks/report.py`.\n"]
     for file in sorted(RESULTS.glob("*.json")):
         name, run = file.stem, json.loads(file.read_text())
@@ -21,8 +22,30 @@ def main() -> None:
         plotted = f"\n![Ratio to the peer](../../docs/plots/{name}.svg)\n" if compared else ""
         if compared:
             plot(name, compared)
+        if line := run.get("line"):
+            draw(name, line)
+            plotted += f"\n![{line['y_title']} over {line['x_title']}](../../docs/plots/{name}-line.svg)\n"
         sections.append(f"## {name}\n\n{table(name, run)}\n{plotted}")
     PAGE.write_text("\n".join(sections))
+
+
+def draw(name: str, line: dict[str, Any]) -> None:
+    """A figure over another one, from zero on."""
+    figure, axes = plt.subplots(figsize=(8, 2.6), layout="constrained")
+    axes.plot(line["x"], line["y"], ".", color="#2a6f97")
+    axes.set_xlabel(line["x_title"])
+    axes.set_ylabel(line["y_title"])
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    save(figure, axes, f"{name}-line")
+
+
+def save(figure: Any, axes: Any, name: str) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    (DOCS / "plots").mkdir(exist_ok=True)
+    figure.savefig(DOCS / "plots" / f"{name}.svg", metadata={"Date": None})
+    plt.close(figure)
 
 
 def table(name: str, run: dict[str, Any]) -> str:
@@ -50,7 +73,6 @@ def number(value: float | None) -> str:
 def plot(name: str, compared: list[dict[str, Any]]) -> None:
     """Ratios, each beside its bar."""
     shown = compared[::-1]
-    mpl.rcParams["svg.hashsalt"] = "isthmus"  # the same figures make the same file
     figure, axes = plt.subplots(figsize=(8, 0.46 * len(shown) + 1.4), layout="constrained")
     # By rows and not by names: a case can have several peers.
     axes.barh(range(len(shown)), [one["ratio"] for one in shown], color="#2a6f97", label="measured")
@@ -67,11 +89,7 @@ def plot(name: str, compared: list[dict[str, Any]]) -> None:
     axes.margins(x=0.15)
     axes.set_xlim(left=0.3)
     figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    (DOCS / "plots").mkdir(exist_ok=True)
-    figure.savefig(DOCS / "plots" / f"{name}.svg", metadata={"Date": None})
-    plt.close(figure)
+    save(figure, axes, name)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,16 @@ class Comparison:
     holds: bool | None
 
 
+@dataclass(frozen=True)
+class Line:
+    """A figure over another one, which the report draws: their titles and values."""
+
+    x_title: str
+    x: Sequence[float]
+    y_title: str
+    y: Sequence[float]
+
+
 def more(case: str, metric: str, ours: float, peer: float, peer_name: str, bar: float | None = None) -> Comparison:
     """Compare figures where more is better."""
     ratio = ours / peer
@@ -82,12 +92,15 @@ def note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def report(name: str, comparisons: Sequence[Comparison], *, as_json: bool, quick: bool) -> int:
+def report(
+    name: str, comparisons: Sequence[Comparison], *, as_json: bool, quick: bool, line: Line | None = None
+) -> int:
     """Print the comparisons, and save a full run for the report. Return 1 if a target is missed."""
     rows = [asdict(comparison) for comparison in comparisons]
     if not quick:
         RESULTS.mkdir(exist_ok=True)
-        run = {"at": datetime.now(UTC).isoformat(timespec="minutes"), "machine": machine(), "comparisons": rows}
+        at, drawn = datetime.now(UTC).isoformat(timespec="minutes"), None if line is None else asdict(line)
+        run = {"at": at, "machine": machine(), "comparisons": rows, "line": drawn}
         (RESULTS / f"{name}.json").write_text(json.dumps(run, indent=1) + "\n")
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")

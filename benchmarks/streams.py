@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 import redis
 from confluent_kafka import Producer
 from deltalake import DeltaTable
-from result import Comparison, at_least, at_most, more, note, options_parser, plain_figure, report
+from result import Comparison, Line, at_least, at_most, more, note, options_parser, plain_figure, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -41,6 +41,7 @@ from tests.servers import free_port, redis_server
 from isthmus.features.files import installed_path
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
+from isthmus.features.projectstatus import StreamStatus
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.project import Project
@@ -176,17 +177,21 @@ def rows_of(made: Project) -> pa.Table:
 
 
 class Memory(threading.Thread):
-    """Samples the memory of this process every half second, in MB."""
+    """Samples the memory of this process every tenth of a second, in MB, and how many events were read by then."""
 
-    def __init__(self) -> None:
+    def __init__(self, made: Project, source: str) -> None:
         super().__init__(daemon=True)
+        self._project, self._source = made, source
         self.samples: list[float] = []
+        self.events: list[int] = []
         self.ended = threading.Event()
 
     def run(self) -> None:
         process = psutil.Process()
-        while not self.ended.wait(0.5):
-            self.samples.append(process.memory_info().rss / 1e6)
+        while not self.ended.wait(0.1):
+            status = StreamStatus.read_all(self._project.state).get(self._source)  # it is written every second
+            self.events.append(status.events if status else 0)
+            self.samples.append(round(process.memory_info().rss / 1e6, 1))
 
 
 def drained(folder: Path, servers: str, events: pa.Table, first: int) -> list[Comparison]:
@@ -201,7 +206,7 @@ def drained(folder: Path, servers: str, events: pa.Table, first: int) -> list[Co
             stream(made, once=True)  # the first start
             count = send_all(servers, topic, events.slice(first))
             note(f"{count:,} events in the broker")
-            sampled = Memory()
+            sampled = Memory(made, "flights")
             sampled.start()
             began = time.perf_counter()
             status = stream(made, once=True)["flights"]
@@ -235,7 +240,7 @@ def drained(folder: Path, servers: str, events: pa.Table, first: int) -> list[Co
     ]
 
 
-def many(folder: Path, count: int) -> list[Comparison]:
+def many(folder: Path, count: int) -> tuple[list[Comparison], Memory]:
     """Read a million events of 200 keys and 100 days from files, and measure memory and the files of the tables."""
     chance = np.random.default_rng(0)
     at = int(BEGIN.timestamp() * 1e6) + np.sort(chance.integers(0, 100 * 86_400, count)) * 1_000_000
@@ -256,7 +261,7 @@ def many(folder: Path, count: int) -> list[Comparison]:
             for bus, a, k, riders, delay in zip(*(column[part].tolist() for column in columns), strict=True)
         )
         (folder / "many" / "data" / "in" / f"{number:02}.jsonl").write_text("\n".join(lines) + "\n")
-    memory = Memory()
+    memory = Memory(made, "stops")
     memory.start()
     began = time.perf_counter()
     status = stream(made, once=True)["stops"]
@@ -274,7 +279,7 @@ def many(folder: Path, count: int) -> list[Comparison]:
         plain_figure("events of 200 keys from files, by recomputation", "events/s", status.events / taken),
         *(plain_figure(f"memory, {n}. quarter of {count:,} events", "MB", mb) for n, mb in enumerate(quarters, 1)),
         at_most("files of the largest of three tables", "files", max(files.values()), FILES),
-    ]
+    ], memory
 
 
 def feast_rows(folder: Path, rows: pa.Table) -> dict[str, float]:
@@ -401,8 +406,9 @@ def main() -> int:
     with TemporaryDirectory() as folder, broker(Path(folder)) as servers:
         comparisons = delays(Path(folder), servers, events, 20 if options.quick else 60)
         comparisons += drained(Path(folder), servers, events, 20_000)
-        comparisons += many(Path(folder), 100_000 if options.quick else 1_000_000)
-    return report("streams", comparisons, as_json=options.json, quick=options.quick)
+        files, memory = many(Path(folder), 100_000 if options.quick else 1_000_000)
+    line = Line("events read", memory.events, "MB of memory", memory.samples)
+    return report("streams", comparisons + files, as_json=options.json, quick=options.quick, line=line)
 
 
 if __name__ == "__main__":

@@ -284,11 +284,27 @@ def test_a_spark_connect_server_elsewhere(data: Path, computed: dict[str, Comput
 
 def test_a_server_that_is_gone_is_waited_for_for_about_a_minute() -> None:
     """PySpark's own policy waits for ten, in every call, and once more when the session ends."""
-    with engine.session("sail") as spark:
-        session: Any = spark  # typed as a session of Spark's own JVM, which has no client
-        states = [policy.to_state() for policy in session.client.get_retry_policies()]
-        waits = [wait for state in states for wait in iter(state.next_attempt, None)]
-    assert 30_000 < sum(waits) < 90_000
+
+    def patience(spark: Any) -> int:  # typed as a session of Spark's own JVM, which has no client
+        states = [policy.to_state() for policy in spark.client.get_retry_policies()]
+        return sum(wait for state in states for wait in iter(state.next_attempt, None))
+
+    with engine.session("sail") as spark, engine._sail() as url, engine.session(url) as elsewhere:
+        assert patience(spark) == 0  # it ends with this process
+        assert 30_000 < patience(elsewhere) < 90_000
+
+
+def test_rows_from_a_server_in_this_process_are_not_compressed() -> None:
+    rows = pa.table({"n": np.random.default_rng(0).integers(0, 1 << 40, 200_000)})
+
+    def seconds(spark: Any) -> float:
+        began = time.process_time()  # with the server's threads
+        assert spark.createDataFrame(rows).toArrow()["n"].equals(rows["n"])
+        return time.process_time() - began
+
+    with engine.session("sail") as spark, engine._sail() as url, engine.session(url) as elsewhere:
+        seconds(spark)
+        assert seconds(spark) < seconds(elsewhere) / 2
 
 
 @pytest.mark.parametrize("moment", ["start", "restore"])

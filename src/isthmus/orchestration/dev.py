@@ -96,11 +96,10 @@ def _collecting(project: Project) -> Iterator[None]:
     from isthmus.orchestration.recording.collect import follow as follow_answers
     from isthmus.orchestration.server.collect import follow
     from isthmus.orchestration.streams.stream import follow as follow_streams
-    from isthmus.transforms.views.streamable import streamed
 
     stopped = threading.Event()
     works = [follow] if project.settings.server.record is None else [follow, follow_answers]
-    if any(streamed(view) for view in project.definitions.views.values()):
+    if any(view.streams for view in project.definitions.views.values()):
         works.append(follow_streams)
     threads = [threading.Thread(target=work, args=(project, _say, stopped), daemon=True) for work in works]
     for thread in threads:

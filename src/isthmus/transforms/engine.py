@@ -29,6 +29,9 @@ _PATIENCE = 5.0
 """Timeout, in seconds, for a Spark Connect server."""
 _RETRIES = 6
 """About a minute of retries. PySpark's default of 15 takes ten, and a restarted server has lost the session."""
+_INSIDE = [("grpc.compression_enabled_algorithms_bitset", 1), ("grpc.use_local_subchannel_pool", 1)]
+"""Sail would compress its answers, which takes five times as long as the rest of an answer. And a later server may get
+the port of an earlier one, whose broken connection gRPC would share."""
 _PORTS = 5
 """Free ports to try: another process may take one before Spark does."""
 _JVM_TOKEN = secrets.token_urlsafe()
@@ -55,7 +58,7 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
     except ImportError as error:
         raise _missing("pyspark") from error
     if engine == "sail":
-        with _token(None), _sail() as url, _connect(url) as spark:
+        with _token(None), _sail() as url, _connect(url, inside=True) as spark:
             yield spark
     elif engine == "spark":
         _require_java()
@@ -70,9 +73,11 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
 
 
 @contextmanager
-def _connect(url: str) -> "Iterator[SparkSession]":
+def _connect(url: str, *, inside: bool = False) -> "Iterator[SparkSession]":
+    """Open a session; `inside` is True if its server runs in this process, with which it ends."""
     from pyspark.errors import PySparkException
     from pyspark.logger import PySparkLogger
+    from pyspark.sql.connect.client import DefaultChannelBuilder
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as Session
 
@@ -80,7 +85,7 @@ def _connect(url: str) -> "Iterator[SparkSession]":
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel("CRITICAL")
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     # A new session, even if the process already has a session.
-    spark = Session.builder.remote(url).create()
+    spark = Session.builder.channelBuilder(DefaultChannelBuilder(url, _INSIDE if inside else None)).create()
     try:
         spark.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
         try:
@@ -90,6 +95,12 @@ def _connect(url: str) -> "Iterator[SparkSession]":
             spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
         except PySparkException as error:
             raise _silence(url, first_line(error)) from error
+        if inside:
+            # No connection can break. Attaching again would take a request per batch of rows, without a deadline.
+            spark.client.disable_reattachable_execute()
+            spark.client.set_retry_policies([])
+            # PySpark would look for IPython in each call. Sail's messages do not name the calls.
+            spark.conf.set("spark.python.sql.dataFrameDebugging.enabled", "false")
         yield cast("SparkSession", spark)
     finally:
         spark.stop()

@@ -43,6 +43,7 @@ def with_weather(flights: Any, weather: Any) -> Any:
 FLIGHTS = Source("flights", path="data/flights.parquet", timestamp="departed_at", known="landed_at")
 WEATHER = Source("weather", path="data/weather.csv", timestamp="at")
 CARRIER = Entity("carrier", join_keys={"carrier": String})
+DAY = timedelta(days=1)
 AIRPORT = Entity("airport", join_keys={"airport": String})
 DELAYS = FeatureView(
     "delays", [CARRIER], [Field("late_rate", Float32), Field("flights", Int64, "device")], [FLIGHTS],
@@ -395,7 +396,9 @@ URL = "http://registry:8081"
     ],
 )
 def test_a_wrong_format_of_events_is_a_problem(form: Format, sentence: str) -> None:
-    found = _problems(_view(sources=[replace(FLIGHTS, timestamp="at", stream=Kafka("a", "host:9092", form))]))
+    found = _problems(
+        _view(lookback=DAY, sources=[replace(FLIGHTS, timestamp="at", stream=Kafka("a", "host:9092", form))])
+    )
     assert len(found) == 1, found
     assert sentence in found[0]
     assert "sesame" not in found[0]
@@ -403,13 +406,30 @@ def test_a_wrong_format_of_events_is_a_problem(form: Format, sentence: str) -> N
 
 def test_files_of_events_have_no_registry() -> None:
     source = replace(FLIGHTS, timestamp="at", stream=FileStream("in", Json(registry=URL)))
-    assert "expected no registry=" in _problems(_view(sources=[source]))[0]
+    assert "expected no registry=" in _problems(_view(lookback=DAY, sources=[source]))[0]
 
 
 @pytest.mark.parametrize("form", [Json(registry=URL), Avro(registry="http://${USER}:${WORD}@host"), Protobuf("a", "A")])
 def test_a_schema_may_be_in_a_registry_or_a_file(form: Format) -> None:
     source = replace(FLIGHTS, timestamp="at", stream=Kafka("a", "host:9092", form))
-    assert compile_contract("shop", [CARRIER, _view(sources=[source])])
+    assert compile_contract("shop", [CARRIER, _view(lookback=DAY, sources=[source])])
+
+
+def both(flights: Any, rain: Any) -> Any:
+    """Rows of two sources."""
+
+
+def test_a_view_reads_one_stream_within_a_lookback() -> None:
+    flights, weather = (
+        Source(name, path=name, timestamp="at", stream=FileStream(name)) for name in ("flights", "rain")
+    )
+    (found,) = _problems(_view(sources=[flights]))
+    assert "view v: reads the stream of flights without a lookback; expected lookback=timedelta(...). Declare" in found
+    (found,) = _problems(_view(lookback=DAY, sources=[flights, weather], function=both))
+    assert "reads several streams (of flights and rain); expected one source with a stream. Declare a view" in found
+    assert compile_contract(
+        "shop", [CARRIER, _view(lookback=DAY, sources=[flights, replace(weather, stream=None)], function=both)]
+    )
 
 
 def test_one_join_key_has_one_type_in_all_entities() -> None:

@@ -25,7 +25,7 @@ from isthmus.features.definition.spec import (
     Spine,
     is_owner,
 )
-from isthmus.features.definition.streams import USER, VARIABLE, stream_problems
+from isthmus.features.definition.streams import USER, VARIABLE, stream_problems, view_problems
 from isthmus.features.definition.tiles import Tiling
 from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Array, Bytes, DataType, String, UnixTimestamp
@@ -123,6 +123,8 @@ class Declarations:
             self.problems += expectations.problems(f"view {view.name}", fields, view.expectations)
             if view.lookback is not None and view.lookback < MICROSECOND * 0:
                 self._wrong(f"view {view.name}, lookback", str(view.lookback), "zero or a positive time, or None")
+            streams = [source.name for source in view.streams]
+            self.problems += view_problems(f"view {view.name}", streams, bounded=view.lookback is not None)
             if view.tiling is not None:
                 self._tiling(f"view {view.name}", view, view.tiling)
             if view.lateness < MICROSECOND * 0:

@@ -175,6 +175,11 @@ class FeatureView:
     owner: str = ""
     tiling: Tiling | None = None
 
+    @property
+    def streams(self) -> list[Source]:
+        """The sources that have a stream: `isthmus stream` keeps the view up to date with it."""
+        return [source for source in self.sources if source.stream is not None]
+
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
         """Select some features of the view for a feature service; a string selects one feature."""
         return _projection(self, features)

@@ -1,7 +1,7 @@
 """Declarations of streams: where events arrive (`Kafka`, `RedisStream`, `FileStream`) and how they are encoded."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -133,6 +133,20 @@ class FileStream:
 
 
 Stream: TypeAlias = Kafka | RedisStream | FileStream
+
+
+def view_problems(view: str, sources: Sequence[str], *, bounded: bool) -> Iterator[Problem]:
+    """Yield why no stream can keep a view up to date, from the names of its sources that have one."""
+    if len(sources) > 1:
+        yield Problem(
+            view, f"reads several streams (of {' and '.join(sources)})", "one source with a stream",
+            "declare a view for each stream, or leave stream= out of all sources but one: builds still read the others",
+        )  # fmt: skip
+    if sources and not bounded:
+        yield Problem(
+            view, f"reads the stream of {sources[0]} without a lookback", "lookback=timedelta(...)",
+            "declare how far before and after a row it reads; without a bound, every event needs all others",
+        )  # fmt: skip
 
 
 def stream_problems(where: str, stream: Stream) -> Iterator[Problem]:

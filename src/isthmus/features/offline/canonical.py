@@ -36,8 +36,12 @@ def canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
         time = int(event.min() if event.min() < FIRST else event.max())
         raise DataError(f"view {view.name}, column event_timestamp", f"{time} microseconds since 1970 have no date",
                         expected="the years 1 to 9999")  # fmt: skip
+    return in_order(view, rows)
+
+
+def in_order(view: ViewContract, rows: pa.Table) -> pa.Table:
     order = [("_day", "ascending"), *((name, "ascending") for name in identity(view))]
-    sorted_rows = rows.append_column("_day", pa.array(event // DAY)).sort_by(order)
+    sorted_rows = rows.append_column("_day", pa.array(micros(rows["event_timestamp"]) // DAY)).sort_by(order)
     return sorted_rows.drop_columns(["_day"]).combine_chunks()
 
 
@@ -104,9 +108,12 @@ def rows_not_in(rows: pa.Table, stored: pa.Table) -> pa.Table:
 
     The compared columns must not have nulls, because a null never equals another.
     """
+    if not len(rows) or not len(stored):
+        return rows
     names = stored.column_names
     numbered = rows.select(names).append_column("_n", pa.array(np.arange(len(rows))))
-    return rows.take(numbered.join(stored, names, join_type="left anti")["_n"].sort())
+    left = numbered.join(stored, names, join_type="left anti")["_n"]
+    return rows if len(left) == len(rows) else rows.take(left.sort())
 
 
 def equals_next(view: ViewContract, rows: pa.Table) -> Mask:

@@ -15,11 +15,11 @@ from isthmus.features.days import DAY, Days
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.canonical import (
     by_day,
-    canonical,
     canonical_pushes,
     cast,
     declared_schema,
     identity,
+    in_order,
     merge,
     rows_not_in,
 )
@@ -287,9 +287,10 @@ class OfflineStore:
     def replace_rows(self, view: ViewContract, rows: pa.Table, gone: pa.Table, position: StreamPosition) -> int:
         """Write streamed rows to a view's table in one commit, and return by how many rows the table has grown.
 
-        A row replaces the stored row with the same key and times. `gone` has the keys and times of stored rows to
-        remove. `position` tells which events the table includes from then on. Raise ContractMismatch if the table was
-        built under another definition, and DataError or DependencyError like `extend`.
+        `rows` are rows of `canonical`, in any order. A row replaces the stored row with the same key and times. `gone`
+        has the keys and times of stored rows to remove. `position` tells which events the table includes from then on.
+        Raise ContractMismatch if the table was built under another definition, and DataError or DependencyError like
+        `extend`.
         """
         before = self._commit_of(view)
         if before is None:
@@ -307,7 +308,7 @@ class OfflineStore:
 
         days_of_gone = {int(day) for day in micros(gone["event_timestamp"]) // DAY}
         origin = replace(before[1].origin, position=position)
-        return self._amend(view, *before, canonical(view, rows), replaced, origin, days_of_gone)
+        return self._amend(view, *before, in_order(view, rows), replaced, origin, days_of_gone)
 
     def _commit_of(self, view: ViewContract) -> tuple[DeltaTable, Commit] | None:
         table = self.stored(view.table).open()

@@ -31,7 +31,7 @@ _COMMITS = 20
 _TARGET_BYTES = 64 << 20
 """Files of this size are not compacted again."""
 _FILES = 128
-"""New files after which a table is compacted."""
+"""New files, beyond one per day, after which a table is compacted."""
 _UNREADABLE_SCHEMA = pa.schema(
     [PARTITION, OFFSET, pa.field("event", pa.binary()), pa.field("reason", pa.string()),
      pa.field("read_at", pa.timestamp("us", "UTC"))]
@@ -139,7 +139,7 @@ class EventLog:
         """
         before = self.read_until()
         aside = [event for event, _ in unreadable]
-        names = {event.partition: before.partition(event.partition) for event in (*events, *aside)}
+        names = {name: before.partition(name) for name in {event.partition for event in (*events, *aside)}}
         if unreadable:
             moved = [msgspec.structs.replace(event, partition=names[event.partition]) for event in aside]
             self._set_aside([Unreadable(event, why) for event, (_, why) in zip(moved, unreadable, strict=True)], now)
@@ -182,13 +182,13 @@ class EventLog:
 
     def _compact(self) -> None:
         # Readers keep the files of their version: nothing is deleted before the retention of a vacuum.
-        table = self.open()
-        if table is None or len(table.file_uris()) < self._compacted + _FILES:
+        table, enough = self.open(), self._compacted + _FILES
+        if table is None or len(table.file_uris()) < enough or _spare(table) < enough:
             return
         with self._stored.writing():
             table.optimize.compact(target_size=_TARGET_BYTES)
             table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
-        self._compacted = len(table.file_uris())
+        self._compacted = _spare(table)
 
     def rows(self, schema: pa.Schema, days: Days | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all events, or those on `days`, in the columns of `schema`. Columns that the table lacks are null."""
@@ -266,6 +266,11 @@ class EventLog:
         moved = {(event.partition, event.offset) for event in events}
         left = [row for row in self.unreadable().to_pylist() if (row[PARTITION.name], row[OFFSET.name]) not in moved]
         self._unreadable.commit(table, pa.Table.from_pylist(left, _UNREADABLE_SCHEMA), {}, mode="overwrite")
+
+
+def _spare(table: DeltaTable) -> int:
+    days = files_by_day(table)
+    return sum(days.values()) - len(days)
 
 
 def _places(events: Sequence[StreamEvent], names: Mapping[str, str]) -> pa.Table:

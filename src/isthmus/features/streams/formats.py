@@ -5,6 +5,7 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,8 @@ from isthmus.features.values.arrow import ARROW
 
 _SCALE = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _INT32, _INT64 = 1 << 31, 1 << 63
+_TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
+"""Texts that Arrow reads like msgspec, which decides on all others."""
 _STANDARD = re.compile(r"google/protobuf/\w+\.proto")
 """Files that every Protobuf library has, so that a registry does not keep them."""
 
@@ -56,23 +59,25 @@ class EventDecoder:
         self.schema = pa.schema([column.with_nullable(True) for column in columns])
         self._scale = _SCALE.get("iso" if isinstance(form, Avro) else form.times)
         # Columns may have names that Python's attributes cannot have.
-        names = {f"f{n}": name for n, name in enumerate(columns.names)}
-        types = [(own, *self._type(columns.field(name), name in required)) for own, name in names.items()]
-        kind = msgspec.defstruct("Event", [part for part in types if len(part) == 2]
-                                 + [part for part in types if len(part) == 3], rename=names, kw_only=True)  # fmt: skip
-        self._decode = self._decoder(form, kind, root)
+        self._members = {f"f{n}": name for n, name in enumerate(columns.names)}
+        self._decode = self._decoder(form, self._struct(required), root)
         lines = isinstance(form, Json) and not form.registry
-        self._decode_lines = msgspec.json.Decoder(kind).decode_lines if lines else None
-        self._members = list(names)
+        # With times as texts, of which Arrow converts a whole column at once.
+        self._decode_lines = msgspec.json.Decoder(self._struct(required, times=str)).decode_lines if lines else None
+
+    def _struct(self, required: Sequence[str], times: Any = None) -> Any:
+        fields = [(own, *self._type(self.schema.field(name), name in required, times))
+                  for own, name in self._members.items()]  # fmt: skip
+        return msgspec.defstruct("Event", fields, rename=self._members, kw_only=True, gc=False)
 
     def rows(self, events: Sequence[StreamEvent]) -> tuple[pa.Table, list[StreamEvent], list[Unreadable]]:
         """Return the rows of the readable events, these events in the same order, and the unreadable events.
 
         Raises DependencyError or DataError if the schema registry fails.
         """
-        decoded, readable, unreadable = self._all_at_once(events), list(events), list[Unreadable]()
-        if decoded is None:
-            decoded, readable, unreadable = self._one_by_one(events)
+        if (table := self._all_at_once(events)) is not None:
+            return table, list(events), []
+        decoded, readable, unreadable = self._one_by_one(events)
         try:
             return self._table(decoded), readable, unreadable
         except (pa.ArrowException, OverflowError, ValueError):
@@ -82,17 +87,16 @@ class EventDecoder:
         kept = [n for n, why in enumerate(reasons) if not why]
         return self._table([decoded[n] for n in kept]), [readable[n] for n in kept], unreadable
 
-    def _all_at_once(self, events: Sequence[StreamEvent]) -> list[Any] | None:
-        """Decode JSON events, a line each. Return None if an event is not a line, or cannot be read."""
+    def _all_at_once(self, events: Sequence[StreamEvent]) -> pa.Table | None:
+        """Return the rows of JSON events, a line each. Return None if an event is not a line, or may be unreadable."""
         values = [event.value for event in events if event.value is not None]
         text = b"\n".join(values)
         if self._decode_lines is None or len(values) < len(events) or text.count(b"\n") != len(values) - 1:
             return None
-        try:
+        with suppress(msgspec.DecodeError, pa.ArrowException, OverflowError, ValueError):
             decoded: list[Any] = self._decode_lines(text)
-        except msgspec.DecodeError:
-            return None
-        return decoded if len(decoded) == len(events) else None
+            return self._table(decoded) if len(decoded) == len(events) else None
+        return None
 
     def _one_by_one(self, events: Sequence[StreamEvent]) -> tuple[list[Any], list[StreamEvent], list[Unreadable]]:
         decoded, readable, unreadable = [], [], list[Unreadable]()
@@ -126,7 +130,8 @@ class EventDecoder:
         if pa.types.is_timestamp(field.type):
             if self._scale:
                 values = [None if value is None else value * self._scale for value in values]
-            times = pa.array(values, field.type)
+            text = isinstance(next((value for value in values if value is not None), None), str)
+            times = _parsed(pa.array(values, pa.string()), field.type) if text else pa.array(values, field.type)
             last = pc.max(times.cast(pa.int64())).as_py()
             first = pc.min(times.cast(pa.int64())).as_py()
             if last is not None and not FIRST <= first <= last <= LAST:
@@ -134,8 +139,10 @@ class EventDecoder:
             return times
         return pa.array(values, field.type)
 
-    def _type(self, field: pa.Field, required: bool) -> tuple[Any, ...]:
+    def _type(self, field: pa.Field, required: bool, times: Any = None) -> tuple[Any, ...]:
         kind = self._python_type(field.type)
+        if times is not None and pa.types.is_timestamp(field.type) and not self._scale:
+            kind = times
         if kind is None:
             problem = Problem(f"{self._where}, column {field.name}", f"has type {field.type}",
                               f"one of {', '.join(map(str, SCALARS))}, or an array of these",
@@ -295,6 +302,12 @@ class EventDecoder:
 
     def _unusable(self, file: Path, found: str) -> ConfigurationError:
         return ConfigurationError("definitions.py", [Problem(self._where, f"{file} {found}")])
+
+
+def _parsed(texts: pa.Array, dtype: pa.DataType) -> pa.Array:
+    if not pc.all(pc.match_substring_regex(texts, _TIME)).as_py():
+        raise ValueError("perhaps not a time")
+    return texts.cast(dtype)
 
 
 def _whole(fastavro: Any, schema: Any, content: bytes) -> Any:

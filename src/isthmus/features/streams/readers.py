@@ -13,10 +13,12 @@ from isthmus.features.streams.formats import StreamEvent
 from isthmus.features.streams.registry import expand
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, Message
 
 _SEQUENCE = 1 << 20
 """Entries that a Redis stream may have per millisecond."""
+_PART = 2000
+"""Events that are taken at a time from those that have arrived from Kafka."""
 _REFRESH_SECONDS = 30.0
 """Seconds between two looks for new partitions."""
 _SILENCE_SECONDS = 10.0
@@ -163,10 +165,11 @@ class KafkaReader:
                 self._assign()
         events, kinds = list[StreamEvent](), self._kafka.KafkaError
         names = {int(name): name for name in self._next}
-        for message in self._consumer.consume(limit, seconds):
+        for message in self._consume(limit, seconds):
             name, error = names[message.partition() or 0], message.error()
             if error is None:
-                self._ended.discard(name)
+                if self._ended:
+                    self._ended.discard(name)
                 events.append(StreamEvent(name, message.offset() or 0, message.value()))
             elif error.code() == kinds._PARTITION_EOF:
                 self._ended.add(name)
@@ -187,6 +190,15 @@ class KafkaReader:
                 if 0 <= high < start:  # not every broker answers with an error
                     raise self._created_again(name, high)
         return events
+
+    def _consume(self, limit: int, seconds: float) -> "Iterator[Message]":
+        # In parts: librdkafka's client keeps Python's other threads waiting while it makes the objects of a part.
+        end = time.monotonic() + seconds
+        while limit > 0:
+            wanted = min(limit, _PART)
+            part = self._consumer.consume(wanted, max(0.0, end - time.monotonic()))
+            yield from part
+            limit = limit - wanted if len(part) == wanted else 0
 
     def _created_again(self, name: str, high: int) -> DataError:
         problem = f"partition {name} ends at {high}, but {self._next[name]} events were read: it was created again"

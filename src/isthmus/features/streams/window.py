@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from isthmus.features.days import FIRST, LAST
 from isthmus.features.values.arrow import micros
 
 
@@ -32,19 +33,26 @@ class EventWindow:
             self.events = self.events.filter(pa.array(times >= first)).combine_chunks()
             self.first = first
 
-    def at_times_of(self, events: pa.Table) -> pa.Table:
-        """Return the events in the window that have the time of one of these events."""
-        wanted = np.unique(micros(events[self._timestamp]))
-        if not len(wanted):
-            return self.events.slice(0, 0)
-        times = micros(self.events[self._timestamp])
-        near = np.flatnonzero((times >= wanted[0]) & (times <= wanted[-1]))
-        return self.events.take(pa.array(near[np.isin(times[near], wanted)]))
+    def like(self, events: pa.Table) -> tuple[pa.Table, pa.BooleanArray]:
+        """Return the events in the window that may equal one of these events, and a mask of the latter."""
+        times, new = micros(self.events[self._timestamp]), micros(events[self._timestamp])
+        near = self.events.filter(pa.array((times >= new.min(initial=LAST)) & (times <= new.max(initial=FIRST))))
+        own, others = _numbers(near), _numbers(events.select(near.column_names))
+        return near.filter(pc.is_in(own, others)), pc.is_in(others, own)
 
     def with_keys(self, keys: pa.Table, first: int) -> pa.Table:
         """Return the events from `first` on that have one of the keys; `keys` has a column per join key."""
         events = self.events.filter(pa.array(micros(self.events[self._timestamp]) >= first))
         return events.filter(has_key(events, keys))
+
+
+def _numbers(events: pa.Table) -> pa.Array:
+    """Return a number for each event. Equal events have the same one, and most others have not."""
+    numbers = np.zeros(len(events), np.int64)
+    for column in events.columns:
+        if pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type):
+            numbers = numbers * 31 + column.cast(pa.int64()).fill_null(0).to_numpy()
+    return pa.array(numbers)
 
 
 def has_key(rows: pa.Table, keys: pa.Table) -> pa.BooleanArray:

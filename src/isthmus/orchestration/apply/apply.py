@@ -28,7 +28,7 @@ from isthmus.package.snapshot.selection import exposed_features, kept_views
 from isthmus.package.snapshot.store import SnapshotFolder
 from isthmus.transforms import engine, sources
 from isthmus.transforms.views.compute import analyze
-from isthmus.transforms.views.streamable import stream_problems, streamed
+from isthmus.transforms.views.streamable import stream_problems
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def apply(project: Project) -> Applied:
     remember(project, digest)
     _withdraw(project, contract)
     current = generations.current or contract
-    streams = [view.name for view in definitions.views.values() if streamed(view)]
+    streams = [view.name for view in definitions.views.values() if view.streams]
     return Applied(contract.hash, changes, registered, current.hash, types, streams)
 
 
@@ -196,7 +196,7 @@ def _engine_problems(
             if all(source.name in frames for source in declaration.sources):
                 with _collecting(problems):
                     analyze(spark, declaration, _columns(contract, declaration), frames)
-                    if spark and isinstance(declaration, FeatureView) and streamed(declaration):
+                    if spark and isinstance(declaration, FeatureView) and declaration.streams:
                         problems += stream_problems(
                             spark, declaration, contract.views[declaration.name], frames, project.root
                         )

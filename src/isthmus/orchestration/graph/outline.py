@@ -97,7 +97,6 @@ def _error(root: Path, done: "subprocess.CompletedProcess[bytes]") -> IsthmusErr
 
 def compile_outline(project: "Project") -> Outline:
     from isthmus.features.days import day_name, day_of
-    from isthmus.transforms.views.streamable import streamed
 
     definitions, settings = project.definitions, project.settings
     contract, store = definitions.contract, project.offline_store()
@@ -139,7 +138,7 @@ def compile_outline(project: "Project") -> Outline:
         digest(project.root),
         project.storage_options,
         settings.server.record is not None,
-        tuple(sorted({source.name for view in definitions.views.values() for source in streamed(view)})),
+        tuple(sorted({source.name for view in definitions.views.values() for source in view.streams})),
     )
 
 

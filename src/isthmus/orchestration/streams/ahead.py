@@ -42,7 +42,7 @@ class EventBatch:
 
 
 class ReadAhead:
-    """Reads a stream in a thread, a batch ahead of its processing if there is a backlog.
+    """Reads a stream in a thread: the first batch at once, then a batch ahead of its processing if there is a backlog.
 
     Call `seek` on the reader first. Nothing else may use the reader.
     """
@@ -52,7 +52,7 @@ class ReadAhead:
     ) -> None:
         self._reader, self._decode, self._limit, self._seconds = reader, decode, limit, seconds
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-stream")
-        self._next: Future[EventBatch] | None = None
+        self._next: Future[EventBatch] | None = self._pool.submit(self._read)
 
     def _read(self) -> EventBatch:
         events = self._reader.poll(self._limit, self._seconds)

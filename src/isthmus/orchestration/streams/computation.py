@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.schema import ViewContract
@@ -81,21 +82,23 @@ class TileComputation(Recomputation):
         assert self._view.tiling is not None  # noqa: S101 - only such views
         self._longest = max(self._view.tiling.windows) // MICROSECOND
         self._tiles = TileState(self._contract, self._view.tiling)
-        self._tiles.add(self._to_aggregate(self.window.events, self.window.events.slice(0, 0)))
+        self._tiles.add(self._to_aggregate(self.window.events))
 
     def add(self, events: pa.Table) -> pa.Table:
-        made = fresh = self._to_aggregate(events, events.slice(0, 0))
         # If an event is older than the events in memory, `rows` reads them again.
-        recent = events.filter(pa.array(micros(events[self._timestamp]) >= self.window.first))
-        earlier = self.window.at_times_of(recent)
-        if len(earlier) or len(recent) < len(events):
-            fresh = self._to_aggregate(recent, earlier)
-        self._tiles.add(fresh)
+        recent = pa.array(micros(events[self._timestamp]) >= self.window.first)
+        earlier, again = self.window.like(events)
+        new = self._to_aggregate(events.filter(pc.and_not(recent, again)))
+        self._tiles.add(new)
+        other = events.filter(pc.or_(pc.invert(recent), again))
+        if len(other):
+            new = pa.concat_tables([new, self._to_aggregate(other)])
+            self._tiles.add(self._to_aggregate(events.filter(pc.and_(recent, again)), earlier))
         self.window.add(events)
-        return distinct_keys(made, self._keys)
+        return distinct_keys(new, self._keys)
 
-    def _to_aggregate(self, events: pa.Table, earlier: pa.Table) -> pa.Table:
-        with self._frames(events, earlier) as frames:
+    def _to_aggregate(self, events: pa.Table, earlier: pa.Table | None = None) -> pa.Table:
+        with self._frames(events, events.slice(0, 0) if earlier is None else earlier) as frames:
             return tile_events(self._view, self._contract, frames)
 
     def forget(self, lowest: int) -> None:

@@ -1,10 +1,12 @@
 """Keep the views of a source up to date: read its stream, keep the events, and update the views."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,9 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.streams.ahead import Decoded, EventBatch, ReadAhead
 from isthmus.orchestration.streams.computation import EventFrames
 from isthmus.orchestration.streams.updater import ViewUpdater
-from isthmus.transforms.views.compute import Frames, stream_view
-from isthmus.transforms.views.events import columns_of, events_frame, events_of, known_since, latest
-from isthmus.transforms.views.streamable import event_decoder, stream_problems, streamed
+from isthmus.transforms.views.compute import Frames, stream_view, tile_events
+from isthmus.transforms.views.events import columns_of, events_frame, events_of, latest
+from isthmus.transforms.views.streamable import event_decoder, stream_problems
 
 BATCH = 60_000
 """Most events of a micro-batch."""
@@ -96,6 +98,11 @@ class SourceUpdater:
         read = self._log.follow(self.source.stream.name)
         self.reader.passed = read.passed
         self.reader.seek(read.of_stream(read.offsets), skip_expired=skip_expired)
+        self._decoder = event_decoder(self.source, self._columns, self._project.root, self._required_keys())
+        # It reads the first events while the views are opened.
+        self._ahead = ReadAhead(
+            self.reader, partial(read_events, self._project, self.source, self._decoder), BATCH, seconds
+        )
         for view in views:
             each = ViewUpdater(
                 view, self._contract.views[view.name], self.source, self._offline, self._online, self._project.now
@@ -105,12 +112,8 @@ class SourceUpdater:
             each.open(self._frames_of(view), self.load, watermark)
             self._updaters.append(each)
             self._rows[view.name] = 0
-        self._decoder = event_decoder(self.source, self._columns, self._project.root, self._required_keys())
         if retry is not None:
             retry(*self._retry())
-        self._ahead = ReadAhead(
-            self.reader, partial(read_events, self._project, self.source, self._decoder), BATCH, seconds
-        )
         offsets = self._log.read_until().offsets
         for each in self._updaters:
             position = self._position(each)
@@ -140,10 +143,13 @@ class SourceUpdater:
     def _required_keys(self) -> list[str]:
         """Return the join keys that events must have: builds would fail for nulls that a view does not filter."""
         required = set[str]()
-        events = self._updaters[0].events
-        events = events.slice(max(0, len(events) - _PROBES))
+        times = [self.source.timestamp, self._known]
+        events = self._archive.dropna(subset=times).limit(_PROBES).toArrow().cast(self._columns)
+        if not len(events):
+            first = islice((batch for batch in self._log.rows(self._columns) if len(batch)), 1)
+            events = pa.Table.from_batches(first, self._columns).slice(0, _PROBES)
         for view in self._project.definitions.views.values():
-            if self.source.name not in {source.name for source in streamed(view)}:
+            if self.source not in view.sources:
                 continue
             compiled, frames = self._contract.views[view.name], self._frames_of(view)
             for name in (key.name for key in compiled.keys):
@@ -151,8 +157,10 @@ class SourceUpdater:
                 blank = events.set_column(events.column_names.index(name), name, nulls)
                 try:
                     with frames(blank, blank.slice(0, 0)) as own:
-                        for _ in stream_view(view, compiled, own, (FIRST, LAST)):
-                            pass
+                        if view.tiling is not None:
+                            tile_events(view, compiled, own)
+                        else:
+                            deque(stream_view(view, compiled, own, (FIRST, LAST)), 0)
                 except DataError:
                     required.add(name)
                 if not len(events):
@@ -185,8 +193,8 @@ class SourceUpdater:
         return frames
 
     def _require_streamable(self, view: FeatureView, others: Frames) -> None:
-        # `apply` has checked local files.
-        if not self.source.path or not self.source.local:
+        # `apply` has checked a view of local sources with Sail.
+        if self._project.settings.engine != "sail" or not all(source.path and source.local for source in view.sources):
             frames = {**others, self.source.name: self._archive}
             contract = self._contract.views[view.name]
             if problems := list(stream_problems(self._spark, view, contract, frames, self._project.root)):
@@ -204,7 +212,7 @@ class SourceUpdater:
         if first < LAST:
             wanted = _at_least(name, first)
             if known is not None:
-                tables.append(known_since(self._archive, self._known, known))
+                tables.append(self._archive.where(self._archive[self._known] >= clock.moment(known)).toArrow())
                 wanted = pc.or_(wanted, _at_least(self._known, known))
             days = None if known is not None else Days(first // DAY, LAST // DAY + 1)
             batches = self._log.rows(self._columns, days)

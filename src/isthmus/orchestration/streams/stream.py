@@ -1,5 +1,6 @@
 """`isthmus stream`: read the events of sources, and keep the rows of their views up to date until stopped."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,15 +17,17 @@ from isthmus.features.streams.formats import Unreadable
 from isthmus.features.streams.readers import open_reader
 from isthmus.orchestration.frames import view_names
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.collect import run_every
 from isthmus.orchestration.streams.source import ChangedError, SourceUpdater, StorageError
 from isthmus.orchestration.tables.build import build, outdated_views
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.transforms import engine
-from isthmus.transforms.views.streamable import streamed
 
 _LINGER_SECONDS = 0.1
 """Longest wait for the events of a micro-batch."""
 _RETRY_SECONDS = 2.0
+_SWITCH_SECONDS = 0.0005
+"""Time after which a thread that reads ahead lets the interpreter go; Python's default is ten times as long."""
 _UNSAVED = 200_000
 """Rows that are written online before the table is written early."""
 
@@ -32,7 +35,7 @@ _UNSAVED = 200_000
 def stream_views(project: Project, views: Sequence[str] | None = None) -> list[FeatureView]:
     """Return the views with these names (default: all) that read a stream. Raise RequestError for any other name."""
     declared = project.definitions.views
-    streaming = [view.name for view in declared.values() if streamed(view)]
+    streaming = [view.name for view in declared.values() if view.streams]
     wrong = [name for name in view_names(project, views) if name not in streaming] if views else []
     if wrong or not streaming:
         raise RequestError(
@@ -81,19 +84,13 @@ def stream(  # noqa: PLR0913 - the options of the command
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Signal | None = None) -> None:
-    """Read the streams of all views in a background thread until `stopped` is set. Calls `say` with errors.
+    """Read the streams of all views until `stopped` is set. After an error, call `say` with it, and try again."""
 
-    After an error, tries again every two seconds. Raises nothing.
-    """
-    stopped, problem = stopped or Signal(), ""
-    while not stopped.is_set():
-        try:
-            stream(Project(project.root), say=say, stopped=stopped)
-        except Exception as error:  # noqa: BLE001 - the user may correct the cause meanwhile
-            if str(error) != problem:
-                say(f"the stream stopped: {error}")
-            problem = str(error)
-            stopped.wait(_RETRY_SECONDS)
+    def turn() -> str:
+        stream(Project(project.root), say=say, stopped=stopped)
+        return ""
+
+    run_every(turn, _RETRY_SECONDS, say, stopped)
 
 
 class _Run:
@@ -105,11 +102,13 @@ class _Run:
     ) -> None:  # fmt: skip
         self._project, self._views, self._say, self._skip, self._retry = project, views, say, skip_expired, retry
         self._contract = project.applied()
-        self._sources = {source.name: source for view in views for source in streamed(view)}
+        self._sources = {source.name: source for view in views for source in view.streams}
 
     def run(self, once: bool, stopped: Signal) -> dict[str, StreamStatus]:
         project = self._project
         with ExitStack() as stack:
+            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(_SWITCH_SECONDS)
             for name in sorted(self._sources):
                 stack.enter_context(_only_reader(project, name))
             url = stack.enter_context(project.redis())
@@ -130,7 +129,7 @@ class _Run:
                 source = SourceUpdater(project, self._contract, declared, reader, spark, folder, online)
                 stack.callback(source.close)
                 source.open(
-                    [view for view in self._views if streamed(view)[0].name == source.name],
+                    [view for view in self._views if view.streams[0].name == source.name],
                     _LINGER_SECONDS / len(self._sources), skip_expired=self._skip,
                     retry=partial(self._retried, source.name) if self._retry else None,
                 )  # fmt: skip

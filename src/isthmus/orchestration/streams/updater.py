@@ -95,10 +95,6 @@ class ViewUpdater:
         self._written_before = max(watermark, int(micros(later["known_at"]).max(initial=watermark - 1)) + 1)
 
     @property
-    def events(self) -> pa.Table:
-        return self._computation.window.events
-
-    @property
     def unsaved(self) -> int:
         """Number of rows that are in Redis and not in the table yet, or the other way around."""
         return len(self._unsaved_rows) + len(self._unsaved_removals)
@@ -260,9 +256,12 @@ class ViewUpdater:
         """Keep rows, and the keys and times of removed rows, for `save`."""
         own = rows.select(self._names)
         replaced = pa.concat_tables([own, gone])
-        self._future = rows_not_in(self._future, replaced)
-        self._unsaved_rows = pa.concat_tables([rows_not_in(self._unsaved_rows, replaced), rows])
-        self._unsaved_removals = pa.concat_tables([rows_not_in(self._unsaved_removals, own), gone])
+        if int(micros(replaced["known_at"]).min(initial=LAST)) < self._written_before:  # or no such row was kept yet
+            self._future = rows_not_in(self._future, replaced)
+            self._unsaved_rows = rows_not_in(self._unsaved_rows, replaced)
+            self._unsaved_removals = rows_not_in(self._unsaved_removals, own)
+        self._unsaved_rows = pa.concat_tables([self._unsaved_rows, rows])
+        self._unsaved_removals = pa.concat_tables([self._unsaved_removals, gone])
 
     def _is_due(self, rows: pa.Table) -> pa.ChunkedArray:
         now = _time(self._now())

@@ -105,6 +105,8 @@ def returns_known(view: FeatureView, contract: ViewContract, frames: Frames) -> 
 
     Raises the same errors as `stream_view`, but computes no rows.
     """
+    if view.tiling is not None:
+        return False
     _, frame = _frame(f"view {view.name}", view, [*contract.keys, *contract.fields], frames)
     return "known_at" in frame.columns
 

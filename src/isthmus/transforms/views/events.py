@@ -1,14 +1,13 @@
 """Convert events between Arrow tables and DataFrames."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
 
-from isthmus.features import clock
 from isthmus.features.days import LAST
 from isthmus.features.definition.spec import Source
 from isthmus.features.values.arrow import micros
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_LARGE = 32 << 20
-"""Bytes of events from which on they go to the engine in a file: a message may have 128 MiB."""
+_LARGE, _NAMED = 32 << 20, 1 << 18
+"""Bytes of events from which on they go to the engine in a file, since a message may have 128 MiB; and under a name."""
 
 
 @contextmanager
@@ -33,19 +32,32 @@ def events_frame(
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    if without is not None and len(without):
-        with events_frame(spark, events, folder) as own, events_frame(spark, without, folder) as earlier:
-            yield own.subtract(earlier)
-    elif events.nbytes > _LARGE:
-        file = parquet.write_batches(events.schema, events.to_batches(), folder / f"{uuid4().hex}.parquet")
-        try:
-            yield parquet.read(spark, str(file)).distinct()
-        finally:
-            file.unlink()
-    else:
-        # PySpark infers no schema from an empty table.
-        empty = [] if len(events) else [from_arrow_schema(events.schema)]
-        yield spark.createDataFrame([] if empty else events, *empty).distinct()
+    name = f"events_{uuid4().hex}"
+    with ExitStack() as stack:
+        if events.nbytes > _LARGE:
+            file = parquet.write_batches(events.schema, events.to_batches(), folder / f"{name}.parquet")
+            stack.callback(file.unlink)
+            frame = parquet.read(spark, str(file))
+        else:
+            # PySpark infers no schema from an empty table.
+            empty = [] if len(events) else [from_arrow_schema(events.schema)]
+            frame = spark.createDataFrame([] if empty else events, *empty)
+            if events.nbytes > _NAMED:
+                # Every question about the columns of a frame that is made from it would send the events again.
+                frame.createTempView(name)
+                stack.callback(_forget, spark, name)
+                frame = spark.table(name)
+        frame = frame.distinct()
+        if without is not None and len(without):
+            frame = frame.subtract(stack.enter_context(events_frame(spark, without, folder)))
+        yield frame
+
+
+def _forget(spark: "SparkSession", name: str) -> None:
+    from pyspark.errors import PySparkException
+
+    with suppress(PySparkException):  # it would hide the error because of which the frame is not needed any more
+        spark.catalog.dropTempView(name)
 
 
 def latest(frame: "DataFrame", column: str) -> int | None:
@@ -59,11 +71,6 @@ def latest(frame: "DataFrame", column: str) -> int | None:
 def events_of(frame: "DataFrame", source: Source, first: int, end: int = LAST) -> pa.Table:
     """Return the rows of a source whose time is null or in [first, end), in microseconds since 1970 UTC."""
     return narrow(frame, source, first, end).toArrow()
-
-
-def known_since(frame: "DataFrame", column: str, time: int) -> pa.Table:
-    """Return the rows whose time in `column` is `time` or later, in microseconds since 1970 UTC."""
-    return frame.where(frame[column] >= clock.moment(time)).toArrow()
 
 
 def columns_of(frame: "DataFrame") -> pa.Schema:

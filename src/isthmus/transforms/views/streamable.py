@@ -32,10 +32,6 @@ PARTS = 3
 """Number of parts in which tiles get their events."""
 
 
-def streamed(view: FeatureView) -> list[Source]:
-    return [source for source in view.sources if source.stream is not None]
-
-
 def stream_problems(
     spark: "SparkSession", view: FeatureView, contract: ViewContract, frames: Frames, root: Path
 ) -> Iterator[Problem]:
@@ -46,19 +42,7 @@ def stream_problems(
     Schema files of the stream's format are below `root`. Raises ConfigurationError if such a file cannot be read, or
     events cannot have a column's type.
     """
-    where = f"view {view.name}"
-    sources = streamed(view)
-    source = sources[0]
-    if len(sources) > 1:
-        names = one_of(each.name for each in sources)
-        yield Problem(where, f"reads several streams ({names})", "one source with a stream", "split it into views")
-        return
-    if contract.lookback is None:
-        yield Problem(
-            where, f"reads the stream of {source.name} without a lookback", "lookback=timedelta(...)",
-            "declare how far before and after a row it reads; without a bound, every event needs all others",
-        )  # fmt: skip
-        return
+    where, source = f"view {view.name}", view.streams[0]
     columns = frames[source.name].columns
     if missing := [key.name for key in contract.keys if key.name not in columns]:
         yield Problem(f"{where}, source {source.name}", f"has no column {missing[0]!r}",
