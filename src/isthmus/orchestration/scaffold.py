@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -26,8 +27,10 @@ class Scaffold:
     next: list[str]
 
 
-def init(folder: Path, example: Example = "empty") -> Scaffold:
+def init(folder: Path, example: Example = "empty", replaced: Mapping[str, str] | None = None) -> Scaffold:
     """Create a project in `folder` as a copy of an example. Return its files and the commands to run next.
+
+    With `replaced`, texts by the name of their file, only these files and the settings are written.
 
     The name of the folder becomes the name of the project. The folder must be new, or empty except for hidden files,
     which stay. Raises a ConfigurationError and writes nothing if the folder is a file or has visible files, or if its
@@ -50,8 +53,14 @@ def init(folder: Path, example: Example = "empty") -> Scaffold:
     root.mkdir(parents=True, exist_ok=True)
     with scratch_folder(root, ".init") as scratch:
         fresh = scratch / root.name
-        shutil.copytree(source, fresh, ignore=shutil.ignore_patterns(*_WRITTEN, ".*", "*.pyc"))
         settings = fresh / "isthmus.toml"
+        if replaced is None:
+            shutil.copytree(source, fresh, ignore=shutil.ignore_patterns(*_WRITTEN, ".*", "*.pyc"))
+        else:
+            fresh.mkdir()
+            shutil.copyfile(source / settings.name, settings)
+        for name, text in (replaced or {}).items():
+            (fresh / name).write_text(text, encoding="utf-8")
         settings.write_text(_renamed(settings.read_text(encoding="utf-8"), example, root.name), encoding="utf-8")
         (fresh / ".gitignore").write_text("".join(f"{name}/\n" for name in _WRITTEN), encoding="utf-8")
         files = sorted(str(file.relative_to(fresh)) for file in fresh.rglob("*") if file.is_file())

@@ -29,7 +29,20 @@ from tests.refusing import ARGUMENTS, PASSWORD
 from tests.servers import free_port, redis_server
 
 SCRIPT = Path(sys.executable).with_name("isthmus")
-VERBS = ["init", "status", "dev", "apply", "build", "materialize", "stream", "distill", "verify", "serve", "maintain"]
+VERBS = [
+    "init",
+    "audit",
+    "status",
+    "dev",
+    "apply",
+    "build",
+    "materialize",
+    "stream",
+    "distill",
+    "verify",
+    "serve",
+    "maintain",
+]
 COMMANDS = {
     "features": {"lookup", "quality", "snapshot", "training-set"},
     "pushes": {"collect"},

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Commands": (
-        "init", "status", "dev", "apply", "build", "materialize", "stream", "distill", "verify", "serve", "maintain",
+        "init", "audit", "status", "dev", "apply", "build", "materialize", "stream", "distill", "verify", "serve",
+        "maintain",
     ),
     "Groups": ("features", "pushes", "model", "package", "deploy", "answers", "infra", "keys", "contract"),
 }  # fmt: skip

@@ -3,14 +3,16 @@
 import shlex
 import shutil
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from isthmus.orchestration.cli.options import JsonOption, ProjectOption, local, open_project
-from isthmus.orchestration.cli.screens.terminal import judge, present, progress, write_json
+from isthmus.features.files import write_atomically
+from isthmus.orchestration.cli.options import HtmlOption, JsonOption, ProjectOption, local, open_project
+from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say, write_json
 from isthmus.orchestration.scaffold import Example
 
 verbs = typer.Typer()
@@ -20,21 +22,52 @@ verbs = typer.Typer()
 def init(
     path: Annotated[Path, typer.Argument(**local("New or empty folder. The project gets its name."))] = Path(),
     example: Annotated[Example, typer.Option(help="Template; empty has a few generated rows.")] = "empty",
+    from_feast: Annotated[
+        Path | None,
+        typer.Option("--from-feast", **local("Feast repository, for the same entities, views and services.")),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a new project with passing tests."""
+    """Create a new project with passing tests, or one for the views of a Feast repository."""
     from isthmus.orchestration.scaffold import init as run
 
-    project = run(path, example)
+    left_out: list[str] = []
+    if from_feast is None:
+        project = run(path, example)
+    else:
+        from isthmus.orchestration.audit.convert import init_from_feast
+
+        project, left_out = init_from_feast(path, from_feast)
     if as_json:
-        write_json(project)
+        write_json(project if from_feast is None else {**asdict(project), "left_out": left_out})
         return
+    for note in left_out:
+        say(f"left out: {note}")
     enter = [] if project.folder == Path.cwd() else [f"cd {shlex.quote(str(path))}"]
     if shutil.which("isthmus") is None and (activate := Path(sys.prefix) / "bin" / "activate").exists():
         enter.insert(0, f". {shlex.quote(str(activate))}")
     typer.echo(f"{project.name}: {len(project.files)} files in {project.folder}\n\nNext:\n")
     for line in [*enter, *project.next]:
         typer.echo(f"    {line}")
+
+
+@verbs.command()
+def audit(
+    repository: Annotated[Path, typer.Argument(**local("Folder with a feature_store.yaml."))],
+    sample: Annotated[int | None, typer.Option(min=1, help="Keys to compare per view (default: all keys).")] = None,
+    view: Annotated[list[str] | None, typer.Option(help="Only this view. May be repeated.")] = None,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare what a Feast repository serves with its sources, and name each cause. Writes nothing to its stores."""
+    from isthmus.orchestration.audit.audit import audit as run
+    from isthmus.orchestration.audit.page import page, screen
+
+    with progress() as bar:
+        report = run(repository, sample=sample, views=view or (), progress=bar)
+    if html:
+        write_atomically(html, page(report).encode())
+    judge(report.as_dict(), partial(screen, report), report.require, as_json=as_json)
 
 
 @verbs.command()

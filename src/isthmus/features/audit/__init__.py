@@ -1,0 +1,1 @@
+"""Compare the rows of a source with the rows that an online store serves, and name the cause of each difference."""

@@ -1,0 +1,75 @@
+"""Ask Feast's offline store for the values of a few keys and times, and compare them with the rows of the source."""
+
+from contextlib import chdir
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from isthmus.features.audit.history import EMPTY, History, same
+from isthmus.features.feast.existing import encoding
+from isthmus.features.feast.existing.repository import SourceTable, View
+from isthmus.features.values.columns import Ints, Mask
+
+KEYS = 200
+"""The keys that are asked for: at their latest row, at an earlier one, and now."""
+
+_ROW, _TIME = "isthmus_audit_row", "event_timestamp"
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """The rows of an entity dataframe, and what the offline store's join made of them.
+
+    Attributes:
+        place: place in the history of the row that is valid at the time of each entity row.
+        at: time of each entity row.
+        expired: entity rows whose value is older than the ttl, so that the join should return nulls.
+        returned: number of result rows for each entity row.
+        wrong: feature to the entity rows with another value than the source's.
+        near: for these rows, True if the value is the source's after rounding.
+    """
+
+    place: Ints
+    at: Ints
+    expired: Mask
+    returned: Ints
+    wrong: dict[str, Ints]
+    near: dict[str, Mask]
+
+
+def join(view: View, source: SourceTable, history: History, now: int) -> Joined:
+    """Join entity rows through Feast's own offline store. Raise DependencyError if that fails."""
+    place, at = _entity_rows(history, now)
+    keys = {name: source.table[name].take(history.row[place]).to_pandas() for name in view.keys}
+    times = pd.Series(pd.to_datetime(at, unit="us", utc=True))
+    frame, where = pd.DataFrame({**keys, _TIME: times, _ROW: np.arange(len(at))}), f"{view.where}, offline store"
+    # Feast's DuckDB and Spark stores take paths from the current folder.
+    with view.repository.reaching(where), chdir(view.repository.folder):
+        references = [f"{view.name}:{name}" for name in history.cells]
+        result = view.repository.store.get_historical_features(frame, references).to_arrow()
+    rows = result[_ROW].to_numpy().astype(np.int64)
+    expired = np.zeros(len(at), bool) if view.ttl is None else at - history.event[place] > view.ttl
+    expected, wrong, near = history.at(place[rows]), dict[str, Ints](), dict[str, Mask]()
+    for name in history.cells:
+        values = encoding.encode(result[name], view.types[name], f"{where}, feature {name}")
+        null = pa.array([EMPTY.as_py()] * len(rows), values.type)
+        differs = np.flatnonzero(~np.where(expired[rows], same(null, values), same(expected[name], values)))
+        wrong[name], first = np.unique(rows[differs], return_index=True)
+        near[name] = same(view.rounded(source, name, history.row[place[wrong[name]]]), values.take(differs[first]))
+    return Joined(place, at, expired, np.bincount(rows, minlength=len(at)), wrong, near)
+
+
+def _entity_rows(history: History, now: int) -> tuple[Ints, Ints]:
+    """Choose entity rows: the places of the valid rows, and times. No key and time occurs twice."""
+    some = np.unique(np.linspace(0, len(history) - 1, min(KEYS, len(history))).astype(np.int64))
+    chosen = dict[tuple[int, int], int]()
+    for first, last in zip(np.searchsorted(history.code, some).tolist(), history.latest[some].tolist(), strict=True):
+        events = history.event[first : last + 1]
+        # Sources may have nanoseconds, and Feast compares them.
+        for at in (events[-1] + 1, events[len(events) // 2] + 1, now):
+            at = min(int(at), now)
+            if (place := int(first + np.searchsorted(events, at, "right")) - 1) >= first:
+                chosen[int(history.code[first]), at] = place
+    return np.array([*chosen.values()], np.int64), np.array([at for _, at in chosen], np.int64)

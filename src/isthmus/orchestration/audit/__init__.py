@@ -1,0 +1,1 @@
+"""`isthmus audit` and `isthmus init --from-feast`: an existing Feast repository, examined and converted."""
