@@ -40,6 +40,7 @@ LATE = "cast(arr_delay > 15 as bigint)"
 
 
 @transform(entities=[plane], sources=[flights], ttl=timedelta(days=28), delay=timedelta(hours=12),
+           lookback=timedelta(days=7),
            schema=[Field("flights_7d", Int64, "device"), Field("late_rate_7d", Float32, "device"),
                    Field("distance_7d", Int64, "device")])
 def plane_week(flights: DataFrame) -> DataFrame:
@@ -72,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 10, 30])
     parser.add_argument("--engine", default="sail", help="sail, spark, or sc://host:port")
+    parser.add_argument("--memory-mb", type=int, help="bound of a build")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -85,6 +87,7 @@ def main() -> None:
             rows = write(folder / "flights.parquet", times)
             redis = f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}"
             engine = f'engine = "{options.engine}"'
+            engine += f"\nmemory_mb = {options.memory_mb}" if options.memory_mb else ""
             (folder / "isthmus.toml").write_text(SETTINGS.format(engine=engine, redis=redis))
             (folder / "definitions.py").write_text(DEFINITIONS)
             for step in STEPS:

@@ -73,8 +73,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     assert found == {
         "engine": "'flink'; expected sail, spark, or a Spark Connect URL like sc://host:15002",
         "colour": (
-            "is not a setting; expected one of dev, engine, monitor, orchestration, packages, prices, profiles, "
-            "project, server, stores"
+            "is not a setting; expected one of dev, engine, memory_mb, monitor, orchestration, packages, prices, "
+            "profiles, project, server, stores"
         ),
         "project.name": "'My Shop'; expected lower-case letters, digits, _ and -, starting with a letter or digit",
         "project.now": "'2013-12-31T12:00:00'; expected a time with a time zone, for example 2013-12-31T12:00:00Z",

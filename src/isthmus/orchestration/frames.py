@@ -95,7 +95,8 @@ def source_frames(
     with ExitStack() as stack:
         if landed is None:
             landed = stack.enter_context(copy_sources(project, declarations))
-        spark = stack.enter_context(engine.session(settings.engine, settings.profiles.training.threads))
+        threads, memory = settings.profiles.training.threads, settings.engine_memory
+        spark = stack.enter_context(engine.session(settings.engine, threads, memory))
         stack.enter_context(project.importing())
         staging, store = project.state / "sources", None
         if project.cluster:

@@ -33,6 +33,7 @@ from isthmus.serving.settings import CHECK_SHARE
 
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
+PROCESS_MB = 384  # of a process that has loaded its libraries but no rows
 # Not settings: variables that our processes set for each other, and a secret that must not be in a file.
 PROCESS_VARIABLES = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
 
@@ -258,6 +259,7 @@ class ProjectSettings(BaseSettings):
 
     project: ProjectTable
     engine: Annotated[str, _ENGINE] = "sail"
+    memory_mb: Annotated[int, Field(ge=PROCESS_MB + 128)] | None = None  # of a build by this process and its engine
     stores: StoresTable = StoresTable()
     profiles: ProfilesTable = ProfilesTable()
     prices: PricesTable = PricesTable()
@@ -270,6 +272,11 @@ class ProjectSettings(BaseSettings):
     @property
     def latency_objective_ms(self) -> float:
         return self.server.latency_objective_ms or self.profiles.serving.latency_objective_ms
+
+    @property
+    def engine_memory(self) -> int | None:
+        """Bytes for the engine, half of what the process leaves; None for no limit."""
+        return None if self.memory_mb is None else (self.memory_mb - PROCESS_MB) << 19
 
     @classmethod
     def settings_customise_sources(

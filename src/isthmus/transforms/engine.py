@@ -36,16 +36,19 @@ _PORTS = 5
 """Free ports to try: another process may take one before Spark does."""
 _JVM_TOKEN = secrets.token_urlsafe()
 """The token of this process's JVM, which cannot be changed after its start."""
+_PARTITION = 64 << 20
+"""Bytes of memory for each partition of a query, if memory is limited."""
 _LISTENS = 1.0
 """Maximum seconds until Sail's server listens for signals."""
 
 
 @contextmanager
-def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
+def session(engine: str, threads: int = 2, memory: int | None = None) -> "Iterator[SparkSession]":
     """Open a Spark session for a `with` block: on "sail", on local "spark", or on a server at a Spark Connect URL.
 
     The session uses the time zone UTC and ANSI mode. For "sail" and "spark", this process runs a server during the
-    block. `threads` is the number of cores for "spark", and has no effect otherwise. The session is stopped after the
+    block. `threads` is the number of cores for "spark", and has no effect otherwise. `memory` is the number of bytes
+    after which "sail" and "spark" use temporary files; None for the engine's default. The session is stopped after the
     block. Sets environment variables of PySpark, some of them for good. Waits up to 5 seconds to connect to a URL, and
     5 more for an answer.
 
@@ -58,11 +61,11 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
     except ImportError as error:
         raise _missing("pyspark") from error
     if engine == "sail":
-        with _token(None), _sail() as url, _connect(url, inside=True) as spark:
+        with _variables(None, memory), _sail() as url, _connect(url, inside=True) as spark:
             yield spark
     elif engine == "spark":
         _require_java()
-        with _token(_JVM_TOKEN), _connect(_spark(threads)) as spark:
+        with _variables(_JVM_TOKEN), _connect(_spark(threads, memory)) as spark:
             yield spark
     elif engine.startswith("sc://"):
         _require_listener(engine)
@@ -106,13 +109,14 @@ def _connect(url: str, *, inside: bool = False) -> "Iterator[SparkSession]":
         spark.stop()
 
 
-def _spark(threads: int) -> str:
+def _spark(threads: int, memory: int | None) -> str:
     """Start a Spark Connect server in this process's JVM; return its URL. Stopping the session stops the server."""
     from pyspark.sql.connect.session import SparkSession
 
     options = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "4g",
+        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "4g" if memory is None else f"{max(memory >> 20, 512)}m",
         "spark.log.level": "OFF", "spark.sql.shuffle.partitions": "8", "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }  # fmt: skip
@@ -149,18 +153,22 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _token(value: str | None) -> Iterator[None]:
-    """Set PySpark's token for the block. With a token, PySpark insists on TLS, so Sail needs None."""
-    name = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
-    before = os.environ.pop(name, None)
-    if value is not None:
-        os.environ[name] = value
+def _variables(token: str | None, memory: int | None = None) -> Iterator[None]:
+    """Set PySpark's token, and Sail's memory limit, for the block. With a token, PySpark insists on TLS."""
+    values = {"SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
+    if memory is not None:
+        # Sail reads these when a server starts. Each partition of a sort reserves memory: many exceed a small pool.
+        partitions = max(1, min(os.cpu_count() or 1, memory // _PARTITION))
+        values |= {"SAIL_RUNTIME__MEMORY_POOL__TYPE": "fair", "SAIL_RUNTIME__MEMORY_POOL__FAIR__MAX_SIZE": str(memory),
+                   "SAIL_EXECUTION__DEFAULT_PARALLELISM": str(partitions)}  # fmt: skip
+    before = {name: os.environ.pop(name, None) for name in values}
+    os.environ.update({name: value for name, value in values.items() if value is not None})
     try:
         yield
     finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from isthmus.transforms.tables.stored import Store
 from isthmus.transforms.tables.table import SourceTable, Within
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 Options: TypeAlias = Mapping[str, str]
 _NONE: Options = {}
@@ -205,11 +205,17 @@ def columns(source: Source, root: Path) -> dict[str, str]:
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
-    if source.timestamp is None:
-        return frame
-    time = frame[source.timestamp]
-    low, high = (clock.moment(min(max(at, FIRST), LAST)) for at in (first, end))
-    return frame.where(time.isNull() | (time >= low) & (time < high))
+    return frame if source.timestamp is None else frame.where(inside(frame[source.timestamp], first, end))
+
+
+def inside(time: "Column", first: int, end: int) -> "Column":
+    """Return the condition that a time is null or in [first, end). Limits outside the years 1 to 9999 do not count."""
+    condition = time.isNotNull()
+    if first > FIRST:
+        condition &= time >= clock.moment(first)
+    if end <= LAST:
+        condition &= time < clock.moment(end)
+    return time.isNull() | condition
 
 
 def content(source: Source, root: Path, options: Options = _NONE) -> str | None:

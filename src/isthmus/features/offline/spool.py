@@ -1,4 +1,4 @@
-"""Rows grouped by day: in memory up to a limit, then in memory-mapped files."""
+"""Rows grouped by day: in memory up to a limit, then in files."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from isthmus.features.days import DAY, Days
 from isthmus.features.values.arrow import micros
 
 LIMIT = 256 << 20
-"""Bytes of rows that a spool holds in memory."""
+"""Bytes of rows that a spool holds in memory, and of a group of several days."""
 GROUP = 1 << 18
 """Maximum rows of a group of several days; a single day may have more."""
 
@@ -56,17 +56,18 @@ class DaySpool(AbstractContextManager["DaySpool"]):
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
         parts: list[pa.Table] = []
-        rows = 0
+        rows = held = 0
         for day in self.days():
             if within is not None and day not in within:
                 continue
             day_parts = [part for run in self._runs if len(part := run.of(day))]
             size = sum(map(len, day_parts))
-            if parts and rows + size > GROUP:
+            day_bytes = sum(part.nbytes for part in day_parts)
+            if parts and (rows + size > GROUP or held + day_bytes > self.limit):
                 yield pa.concat_tables(parts)
-                parts, rows = [], 0
+                parts, rows, held = [], 0, 0
             parts += day_parts
-            rows += size
+            rows, held = rows + size, held + day_bytes
         if parts:
             yield pa.concat_tables(parts)
 
@@ -88,15 +89,25 @@ class _Run:
             order = np.argsort(day, kind="stable")
             rows, day = rows.take(pa.array(order)), day[order]
         self.rows = rows
+        self.file: pa.ipc.RecordBatchFileReader | None = None
         self.days, starts = np.unique(day, return_index=True)
         ends = np.append(starts, len(day))[1:]
         self.places = dict(zip(self.days.tolist(), zip(starts.tolist(), ends.tolist(), strict=True), strict=True))
 
     def of(self, day: int) -> pa.Table:
         start, end = self.places.get(day, (0, 0))
-        return self.rows.slice(start, end - start)
+        if self.file is None:
+            return self.rows.slice(start, end - start)
+        return pa.Table.from_batches([self.file.get_batch(n) for n in range(start, end)], self.rows.schema)
 
     def write(self, file: Path) -> None:
+        """Move the rows to a file, in batches of a day. Unlike pages of a mapped file, these are freed after use."""
+        places, written = {}, 0
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, self.rows.schema) as writer:
-            writer.write_table(self.rows)
-        self.rows = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+            for day in self.places:
+                batches = self.of(day).combine_chunks().to_batches()
+                places[day] = (written, written := written + len(batches))
+                for batch in batches:
+                    writer.write_batch(batch)
+        self.rows, self.places = self.rows.schema.empty_table(), places
+        self.file = pa.ipc.open_file(pa.OSFile(str(file)))

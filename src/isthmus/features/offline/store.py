@@ -195,6 +195,13 @@ class OfflineStore:
         pushed = [day for day in log.days() if within is None or day in within]
         return DayTarget(self.root, self.storage_options or {}, view, old, pushed, version, now)
 
+    def write_days(self, target: DayTarget, rows: DaySpool, within: Days | None = None) -> DayFiles:
+        """Write the files of days for `prepare`. `within` limits the days of pushed rows. Raises DataError."""
+        with self.stored(target.contract.table).writing():
+            built, files = target.write(rows, pushed=[day for day in target.pushed if within is None or day in within])
+        built.duplicates.raise_if_any()
+        return DayFiles({file.day: file for file in files}, built.ahead, (built.pushed, built.replaced))
+
     def day_paths(self, view: ViewContract, files: DayFiles) -> list[tuple[str, int]]:
         """Return path and day of the files with the rows of built days: new files, and the table's where they stay."""
         paths = [(file.path, day) for day, file in files.days.items() if file.path]

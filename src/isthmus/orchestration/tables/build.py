@@ -19,6 +19,8 @@ from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.commits import Commit, RowSources, StreamPosition
 from isthmus.features.offline.dayfiles import DayFiles
+from isthmus.features.offline.history import table_schema
+from isthmus.features.offline.partitions import dataset_of
 from isthmus.features.offline.spool import DaySpool
 from isthmus.features.offline.store import Prepared, TableWrite
 from isthmus.features.progress import Progress, silent
@@ -28,14 +30,13 @@ from isthmus.orchestration.frames import copy_sources, source_frames, view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
 from isthmus.orchestration.tables import lookback
+from isthmus.orchestration.tables.memory import write_days
 from isthmus.transforms import sources
 from isthmus.transforms.sources import Landed
 from isthmus.transforms.views import executorbuild
 from isthmus.transforms.views.compute import Frames, stream_view
 
 STEP = 30  # default number of days per commit
-# Number of steps whose lookback is checked. One is not enough: before the first step there may be no rows.
-CHECKED = 2
 
 
 def build(
@@ -71,7 +72,7 @@ def build(
             for n, view in enumerate(missing):
                 progress(f"computing {view.name}", n / len(selected))
                 run = _Run(project, view, frames, contents, now, landed)
-                with run.rows() as rows:
+                with run.rows(progress=_share(progress, n, len(selected))) as rows:
                     ready = stack.enter_context(store.prepare(run.compiled, rows, origin=run.origin, now=now))
                     findings += run.findings(rows)
                 _report(ready, progress, n / len(selected))
@@ -219,8 +220,8 @@ class _Run:
         for turn, parts in enumerate(passes):
             span = Days(parts[0].first, parts[-1].end)
             progress(f"computing {self.view.name}, {span}", days / total)
-            with self.rows(span) as rows:
-                if turn < CHECKED:
+            with self.rows(span, _share(progress, days, total)) as rows:
+                if turn < lookback.CHECKED:
                     lookback.require_enough(self.view, self.compiled, self.frames, rows)
                 for part in parts:
                     gate.require(self.findings(rows, part), part)
@@ -244,22 +245,26 @@ class _Run:
         return TableWrite(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
 
     @contextmanager
-    def rows(self, days: Days | None = None) -> Iterator[DaySpool | DayFiles]:
-        """Compute the rows of days (default: all) for the block: here, or into files by executors of a cluster."""
+    def rows(self, days: Days | None = None, progress: Progress = silent) -> Iterator[DaySpool | DayFiles]:
+        """Compute the rows of days (default: all) for the block: here, or into files, in steps or by executors."""
         within = None if days is None else (days.first * DAY, days.end * DAY)
         frames, reach = self.frames, self.compiled.lookback
         if days is not None and reach is not None:
             frames = lookback.limit_sources(self.view, frames, days, reach)
-        if not self.project.cluster:
+        memory = self.project.settings.engine_memory
+        if not self.project.cluster and memory is None:
             with self._explained(), _spooled(stream_view(self.view, self.compiled, frames, within)) as rows:
                 yield rows
             return
-        # Executors merge the pushed rows: none may be added to the table until the commit.
+        # The files have the pushed rows, too: none may be added to the table until the commit.
         with self.project.building([self.compiled.table]), ExitStack() as stack:
             target = self.store.day_target(self.compiled, days, self.now)
             self._target = stack.enter_context(target.probed())
             with self._explained():
-                files = executorbuild.write_days(self.view, frames, self._target, within)
+                if self.project.cluster or memory is None:
+                    files = executorbuild.write_days(self.view, frames, self._target, within)
+                else:
+                    files = write_days(self.view, self.frames, self.store, self._target, days, memory, progress)
             yield files
 
     def findings(self, rows: DaySpool | DayFiles, part: Days | None = None) -> list[Finding]:
@@ -268,6 +273,9 @@ class _Run:
             groups = list(rows.groups(part))
             return check(name, pa.concat_tables(groups) if groups else None)
         files = self.store.day_paths(self.compiled, rows if part is None else rows.part(part))
+        if not self.project.cluster:
+            data = dataset_of(files, table_schema(self.compiled), self._target.files())
+            return check(name, data if files else None)
         spark = next(iter(self.frames.values())).sparkSession
         return check(name, files or None, check=partial(executorbuild.check_files, spark, self._target))
 

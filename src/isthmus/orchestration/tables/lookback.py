@@ -12,6 +12,9 @@ from isthmus.transforms.views.compute import Frames, stream_view
 from isthmus.transforms.views.difference import difference, sort_rows
 from isthmus.transforms.views.executorbuild import compare
 
+# Number of steps whose lookback is checked. One is not enough: before the first step there may be no rows.
+CHECKED = 2
+
 
 def source_reach(reach: int) -> int:
     """Return how far a build reads its sources before and after the days that it computes, in microseconds.
@@ -29,16 +32,19 @@ def limit_sources(view: FeatureView, frames: Frames, days: Days, reach: int) -> 
     return {**frames, **own}
 
 
-def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool | DayFiles) -> None:
+def require_enough(
+    view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool | DayFiles, part: Days | None = None
+) -> None:
     """Check that the lookback a view declares is long enough; raise DataError if a longer one gives other rows.
 
-    Computes the first day in `rows`, the rows just built, again. To compute a range of days, a build uses the rows of
-    the sources from one lookback before its first day until one lookback after its last. The longer lookback is twice
-    the declared one, and at least a day longer. A lookback that is too short only on later days is not detected. Does
-    nothing if the view has no lookback or `rows` is empty. `frames` has the rows of the sources, at least
-    as far as the longer lookback reaches.
+    Computes the first day in `rows`, the rows just built, or in the `part` of them, again. To compute a range of days,
+    a build uses the rows of the sources from one lookback before its first day until one lookback after its last. The
+    longer lookback is twice the declared one, and at least a day longer. A lookback that is too short only on later
+    days is not detected. Does nothing if the view has no lookback or there are no rows. `frames` has the rows of the
+    sources, at least as far as the longer lookback reaches.
     """
     days = sorted(rows.days) if isinstance(rows, DayFiles) else rows.days()
+    days = days if part is None else [day for day in days if day in part]
     if contract.lookback is None or not days:
         return
     # The first day, because it has the fewest earlier source rows.

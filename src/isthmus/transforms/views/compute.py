@@ -1,6 +1,7 @@
 """Results of views' and spines' functions, computed by an engine and checked against the declarations."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -9,14 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features import clock
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem, did_you_mean, one_of
 from isthmus.features.types import Int64
 from isthmus.features.values.arrow import ARROW, null_elements, wrong_size_rows
-from isthmus.transforms.sources import failing_line, first_line
+from isthmus.transforms.sources import failing_line, first_line, inside
 from isthmus.transforms.tables.missing import explain_missing
 from isthmus.transforms.views.tiles import EXACT, aggregated
 
@@ -27,6 +27,8 @@ Frames: TypeAlias = "Mapping[str, DataFrame]"
 """DataFrame by source name."""
 
 _CORRECT = "correct it, or its sources' data; nothing was written"
+_EXHAUSTED = re.compile("Resources exhausted|Failed to allocate|Java heap space")
+_MEMORY = "raise memory_mb in isthmus.toml, or declare a shorter lookback of the view; nothing was written"
 _TIMES = ("event_timestamp", "known_at")
 _ROLES = dict(zip(_TIMES, ("timestamp", "known"), strict=True))
 """For each time column, the attribute of a source that names it."""
@@ -62,10 +64,23 @@ def view_frame(
     """
     place, frame = _frame(f"view {view.name}", view, [*contract.keys, *contract.fields], frames)
     if within is not None:
-        event = frame["event_timestamp"]
-        # Keep rows without an event time: they are an error in every range.
-        frame = frame.where(event.isNull() | (event >= clock.moment(within[0])) & (event < clock.moment(within[1])))
+        # Rows without an event time stay: they are an error in every range.
+        frame = frame.where(inside(frame["event_timestamp"], *within))
     return place, frame
+
+
+def source_rows(view: FeatureView, frames: Frames) -> Counter[int]:
+    """Count the source rows of a view by day since 1970-01-01; rows without a time are left out. Raises DataError."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
+
+    counts: Counter[int] = Counter()
+    with _explaining(f"view {view.name}", view, frames):
+        for source in view.sources:
+            if source.timestamp is not None:
+                day = F.unix_date(F.to_date(frames[source.name][source.timestamp])).alias("day")
+                rows = frames[source.name].groupBy(day).count().where("day IS NOT NULL").toArrow().to_pydict()
+                counts.update(dict(zip(rows["day"], rows["count"], strict=True)))
+    return counts
 
 
 class RowChecks:
@@ -344,7 +359,9 @@ def _batches(place: str, frame: "DataFrame", remedy: str) -> Iterator[pa.Table]:
                 if isinstance(batch, pa.Table):
                     yield batch
     except PySparkException as error:
-        raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=remedy) from error
+        line = first_line(error)
+        remedy = _MEMORY if _EXHAUSTED.search(line) else remedy
+        raise DataError(place, f"the engine refused it: {line}", remedy=remedy) from error
 
 
 def _no_row(place: str) -> DataError:
