@@ -144,6 +144,7 @@ def main() -> None:
     table = training_set(changes.pop("rows", 400) + rank * changes.pop("more", 0))
     own = changes.pop("folders", [""] * (rank + 1))[rank]
     stops: str | None = changes.pop("stops", None)
+    profile = replace(PROFILE, wait_seconds=WAIT_SECONDS, shard=changes.pop("shard", False))
 
     def told(text: str) -> None:
         sys.stdout.write(f"{text}\n")
@@ -152,7 +153,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     try:
-        report = run(folder / own, table, replace(PROFILE, wait_seconds=WAIT_SECONDS), told=told, **changes)
+        report = run(folder / own, table, profile, told=told, **changes)
         code, answer = 0, {**report.as_dict(), "leads": report.leads}
     except IsthmusError as error:
         code, answer = error.exit_code, error.as_dict()

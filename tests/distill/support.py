@@ -116,6 +116,7 @@ def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **cha
     notes: list[str] = changes.pop("notes", [])
     told: Callable[[str], None] = changes.pop("told", notes.append)
     again: bool = changes.pop("again", False)
+    part: tuple[int, int] | None = changes.pop("part", None)
     return distill(
         material(table, profile, **changes),
         folder=folder / "models",
@@ -123,6 +124,7 @@ def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **cha
         runs=folder / "runs",
         again=again,
         progress=lambda text, _done: told(text),
+        part=part,
     )
 
 

@@ -190,3 +190,23 @@ def test_a_damaged_student_is_named(trained: DistillationReport, table: pa.Table
     (tmp_path / "report.json").write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match=r"report.json: cannot be read"):
         restore(material(table), tmp_path)
+
+
+def test_parts_train_side_by_side_and_the_one_that_ends_last_reports(tmp_path: Path) -> None:
+    table, notes = training_set(400), list[str]()
+    second = run(tmp_path / "parts", table, part=(1, 2), notes=notes)
+    assert not second.leads
+    assert notes[-1] == "part 1 of 2 is trained; the last part reports (student-0, control-0 left)"
+    assert not (tmp_path / "parts" / "models").exists()
+    first = run(tmp_path / "parts", table, part=(0, 2), notes=notes)
+    assert (first.leads, first.trained) == (True, True)
+    assert not any("teacher outputs" in note for note in notes[notes.index("prepare done", 1) :])
+    alone = run(tmp_path / "alone", table)
+    for name in ("student", "control"):
+        file = f"{name}.safetensors"
+        assert (first.path / file).read_bytes() == (alone.path / file).read_bytes()
+    assert [first.data[of] for of in ("id", "gap_closed", "measures", "slices")] == [
+        alone.data[of] for of in ("id", "gap_closed", "measures", "slices")
+    ]
+    repeated = run(tmp_path / "parts", table, part=(1, 2))
+    assert (repeated.leads, repeated.trained) == (True, False)

@@ -1,9 +1,12 @@
 """Distill a teacher: for each seed, train a student and a control, which is the same student without the teacher."""
 
+import copy
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +28,15 @@ from isthmus.distill.runtimes.conversions import require_runtimes
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.task import Material, Task
+from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.training.checkpoint import RunState, Trainings, processes_identity
+from isthmus.distill.training.checkpoint import RunState, Trainings, is_trained, processes_identity
 from isthmus.distill.training.processes import Processes, joined, table_digest
+from isthmus.distill.training.sharding import Lockstep, shard
 from isthmus.distill.training.studentrun import StudentRun, train_student
 from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
-from isthmus.features.files import publish
+from isthmus.features.files import locked, publish
 from isthmus.features.progress import Progress, silent
 from isthmus.transforms.preparation.fit import Preparation
 
@@ -62,9 +67,10 @@ class DistillationReport:
         return {**self.data, "path": str(self.path), "trained": self.trained}
 
 
-def distill(
-    material: Material, *, folder: Path, cache: Path, runs: Path, again: bool = False, progress: Progress = silent
-) -> DistillationReport:
+def distill(  # noqa: PLR0913 - the last ones are options
+    material: Material, *, folder: Path, cache: Path, runs: Path, again: bool = False, progress: Progress = silent,
+    part: tuple[int, int] | None = None,
+) -> DistillationReport:  # fmt: skip
     """Train students on a training set, measure them, and write the best student to `folder/<id>`, with its report.
 
     Also trains a control per student: the same model without the teacher. The control of the best student is written,
@@ -77,6 +83,10 @@ def distill(
     changes the student's id, because it changes the last bits of the weights. A training that was interrupted goes on
     with any number.
 
+    Processes that share only folders train side by side if each has a `part`, its index and the number of parts: it
+    trains only its share of students and controls. The teacher runs in the first one that gets there. The one that ends
+    last reports; `leads` is False for the others.
+
     Args:
         material: declaration, training set and training profile.
         folder: folder for students and their reports.
@@ -85,6 +95,7 @@ def distill(
             trainings there.
         again: True to train even if the student exists.
         progress: called with a line of text and the finished share, 0 to 1.
+        part: index and number of parts; None to train everything.
 
     Raises:
         Stopped: SIGINT or SIGTERM ended the training; the same call continues it.
@@ -95,12 +106,13 @@ def distill(
         GateFailed: a loss, gradient or output is not finite.
     """
     with joined(material.profile, material.declaration.where) as processes:
-        return _distill(material, processes, folder, cache, runs, again, progress if processes.leads else silent)
+        return _distill(material, processes, folder, cache, runs, again, progress if processes.leads else silent, part)
 
 
 def _distill(  # noqa: PLR0913 - the arguments of `distill`
-    material: Material, processes: Processes, folder: Path, cache: Path, runs: Path, again: bool, progress: Progress
-) -> DistillationReport:
+    material: Material, processes: Processes, folder: Path, cache: Path, runs: Path, again: bool, progress: Progress,
+    part: tuple[int, int] | None,
+) -> DistillationReport:  # fmt: skip
     declaration, stages, learn = material.declaration, _Stages(progress), material.learn
     _require_ready(declaration)
     material = replace(
@@ -117,7 +129,7 @@ def _distill(  # noqa: PLR0913 - the arguments of `distill`
     student = student_identity(task, settings, opened.path.name)
     path = folder / processes_identity(student, processes.together)
     if processes.count > 1:
-        _require_divisible(settings, processes.together, declaration.where)
+        _require_divisible(material, settings, processes.together, part)
         processes.require_same(_seen(task, student, opened))
     existing = processes.first(lambda: None if again else _existing(task, path, progress), dict[str, Any] | None)
     if existing is not None:
@@ -126,16 +138,23 @@ def _distill(  # noqa: PLR0913 - the arguments of `distill`
     trainings = Trainings(runs / processes_identity(name, processes.together), student)
     # Fail on a missing device now: the teacher may run for hours.
     resolve(material.profile)
-    with opened:  # saves the teacher's outputs even on an error
-        processes.first(lambda: _rehearse(task, teacher, opened, settings, stages, processes.together))
-        outputs, costs = _complete(task, teacher, opened, cache, stages, processes)
-    processes.first(lambda: require_measured(task, outputs["teacher"], outputs.keys() - {"teacher"}))
+    alone = partial(locked, trainings.folder.with_suffix(".lock")) if part else nullcontext
+    with alone(), opened, _shared(task, teacher, opened, processes) as follow:  # saves outputs even on an error
+        opened.refresh()
+        if processes.leads:
+            _rehearse(task, teacher, opened, settings, stages, processes.together)
+        follow()
+        outputs, costs = _complete(task, teacher, opened, cache, stages, processes, follow)
+        processes.first(lambda: require_measured(task, outputs["teacher"], outputs.keys() - {"teacher"}))
+        processes.first(lambda: trainings.begin(again=again))
     settings = replace(settings, gate=f"validation_{task.metric}", best="max" if task.more else "min")
-    processes.first(lambda: trainings.begin(again=again))
     trainings.require_shared()
-    trained = _train(task, outputs["teacher"], settings, trainings, stages, processes)
+    if part or processes.together < processes.count:
+        share = part or (processes.rank, processes.count)
+        models = _train_share(task, outputs["teacher"], settings, trainings, stages, *share)
+        processes.meet()
 
-    def reported() -> dict[str, Any]:
+    def reported(trained: Mapping[tuple[str, int], Trained]) -> dict[str, Any]:
         data = report(task, path.name, trained, outputs, costs, stages.seconds, stages.paused).as_dict()
         students = {name: trained[name, data["shipped"]].model for name in PUPILS}
         try:
@@ -152,11 +171,27 @@ def _distill(  # noqa: PLR0913 - the arguments of `distill`
         progress(f"student {path.name}: test {task.metric} {shown}", 1.0)
         return data
 
-    return DistillationReport(path, processes.first(reported, dict[str, Any]), leads=processes.leads)
+    with alone():
+        if part and (left := [name for name in models if not is_trained(trainings.folder / name)]):
+            progress(f"part {part[0]} of {part[1]} is trained; the last part reports ({', '.join(left)} left)", 1.0)
+            return DistillationReport(path, {"id": path.name}, leads=False)
+        existing = _existing(task, path, progress) if part else None
+        data = existing or processes.first(
+            partial(reported, _train(task, outputs["teacher"], settings, trainings, stages, processes)), dict[str, Any]
+        )
+    return DistillationReport(path, data, trained=existing is None, leads=processes.leads)
 
 
-def _require_divisible(settings: TrainingSettings, processes: int, where: str) -> None:
-    parts = processes * settings.accumulation
+def _require_divisible(
+    material: Material, settings: TrainingSettings, processes: int, part: tuple[int, int] | None
+) -> None:
+    where, parts = material.declaration.where, processes * settings.accumulation
+    generates = any(getattr(material.declaration.task, name, 0) for name in ("on_policy", "sequences"))
+    if part:
+        raise ConfigurationError(where, [Problem("part", "is set in one of several processes", "one process")])
+    if processes > 1 and material.profile.shard and generates:
+        found = "generates texts, each of its own length, while all processes must run sharded weights equally often"
+        raise ConfigurationError(where, [Problem("task", found, "on_policy=0, sequences=0, or shard = false")])
     if processes > 1 and settings.batch % parts:
         found = f"{settings.batch} rows cannot be divided among {processes} processes"
         found += f" with accumulation {settings.accumulation}" if settings.accumulation > 1 else ""
@@ -200,16 +235,39 @@ def _rehearse(
     opened.flush()
 
 
-def _complete(
-    task: Task, teacher: Teacher, opened: OutputCache, cache: Path, stages: "_Stages", processes: Processes
-) -> tuple[dict[str, OutputCache], dict[str, TeacherCost]]:
+@contextmanager
+def _shared(task: Task, teacher: Teacher, opened: OutputCache, processes: Processes) -> Iterator[Callable[[], object]]:
+    """Yield a function that waits until all processes call it. Meanwhile it helps them to run a teacher.
+
+    If the profile asks for it, the processes share out the weights of a teacher that is a network during the block.
+    """
+    shards = task.material.profile.shard and processes.together > 1 and isinstance(teacher, NetworkTeacher)
+    if not shards or not processes.first(lambda: opened.missing, int):
+        yield processes.meet
+        return
+    teachers = [each for each in (teacher, opened.teacher) if isinstance(each, NetworkTeacher)]
+    # A copy, since a student may begin as a copy of its teacher.
+    whole, row = teachers[0].module, task.asked(np.arange(1))
+    module = shard(copy.deepcopy(whole), resolve(task.material.profile))
+    steps = Lockstep(module, processes)
+    for each in teachers:
+        each.replace(module)
+    yield lambda: steps.follow(lambda: teacher.ask(row))
+    for each in teachers:
+        each.replace(whole)
+
+
+def _complete(  # noqa: PLR0913 - all parts of a pass
+    task: Task, teacher: Teacher, opened: OutputCache, cache: Path, stages: "_Stages", processes: Processes,
+    follow: Callable[[], object],
+) -> tuple[dict[str, OutputCache], dict[str, TeacherCost]]:  # fmt: skip
     """Compute the outputs of the teacher, with all processes if it is shareable, and of the references in the first."""
     outputs, costs = {"teacher": opened}, dict[str, TeacherCost]()
     if processes.leads:
         outputs, costs = _first_outputs(task, teacher, opened, cache, stages, processes)
     elif teacher.shareable:
         opened.fill(rank=processes.rank, processes=processes.count)
-    processes.meet()
+    follow()
     opened.refresh()
     if opened.missing:
         raise DependencyError(
@@ -246,10 +304,8 @@ def _train(
     theirs = outputs.float32(rows)
     if trainings.only_reporting_changed:
         stages.note(JUDGED_ANEW)
-    if processes.together < processes.count:
-        _train_own(task, outputs, settings, trainings, stages, processes)
-        if not processes.leads:
-            return trained
+    if processes.together < processes.count and not processes.leads:
+        return trained
     for seed in range(declaration.seed, declaration.seed + declaration.seeds):
         for name in PUPILS:
             place = f"{name}-{seed}"
@@ -280,22 +336,25 @@ def _train(
     return trained
 
 
-def _train_own(
+def _train_share(  # noqa: PLR0913 - those of `_train`, and which share
     task: Task, outputs: OutputCache, settings: TrainingSettings, trainings: Trainings, stages: "_Stages",
-    processes: Processes,
-) -> None:  # fmt: skip
-    """Train this process's share of the models to the end, and wait for the others. `_train` finds them trained."""
+    index: int, count: int,
+) -> list[str]:  # fmt: skip
+    """Train a share of the models to the end, and return the names of all models. `_train` finds them trained."""
     seeds = range(task.material.declaration.seed, task.material.declaration.seed + task.material.declaration.seeds)
-    for name, seed in [(name, seed) for name in PUPILS for seed in seeds][processes.rank :: processes.count]:
+    names = []
+    for n, (name, seed) in enumerate((name, seed) for name in PUPILS for seed in seeds):
         student, objective = _untrained(task, seed)
         learned: Objective | None = objective
         if name == "control":
             learned = objective.without_teacher() if objective.asks_teacher else None
-        if learned is not None:
-            place = f"{name}-{seed}"
-            of, report_progress = replace(settings, seed=seed), stages.within(place, 0.95)
-            train_student(task, student, learned, outputs, of, trainings.folder / place, report_progress)
-    processes.meet()
+        if learned is None:
+            continue
+        names.append(f"{name}-{seed}")
+        if n % count == index:
+            of, report_progress = replace(settings, seed=seed), stages.within(names[-1], 0.95)
+            train_student(task, student, learned, outputs, of, trainings.folder / names[-1], report_progress)
+    return names
 
 
 def _untrained(task: Task, seed: int) -> tuple[nn.Module, Objective]:

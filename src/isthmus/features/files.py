@@ -200,6 +200,15 @@ def _lock(folder: Path, stack: ExitStack) -> None:
         raise FileNotFoundError(path)
 
 
+@contextmanager
+def locked(file: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
+    """Hold a lock on a file during the block, which waits for it; see `Project.locked`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:

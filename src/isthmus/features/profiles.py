@@ -32,10 +32,14 @@ class TrainingProfile:
         epochs: passes over the training part; None for four, or for more if a `Tabular` has few rows.
         threads: CPU threads for the teacher and the student.
         compile: True to use torch.compile, which pays off on a GPU and with large students.
+        shard: True to divide the weights of student and teacher among the processes (FSDP2 of torch), for a model that
+            exceeds one device.
         give_way: True to pause training while the project's API on this machine misses its latency objective.
         accelerator: accelerator of the training fleet's nodes; None for CPUs.
         nodes: machines of the fleet that train together.
         per_node: processes per node; each uses one accelerator if there are any.
+        parallel: parts in which students and controls train side by side, with the same figures: pods of the fleet,
+            or ops in Dagster; as many as there are students and controls give each its own.
         memory_mb: main memory per node, in MiB.
         wait_seconds: time after which a process gives up on another one that does not answer.
         script: script that every process runs, relative to the project; None for `isthmus distill`.
@@ -47,11 +51,13 @@ class TrainingProfile:
     epochs: _Count | None = None
     threads: _Count = 2
     compile: bool = False
+    shard: bool = False
     give_way: bool = True
     framework: Literal["torch"] = "torch"
     accelerator: Accelerator | None = None
     nodes: _Count = 1
     per_node: _Count = 1
+    parallel: _Count = 1
     interconnect: Literal["ethernet", "infiniband"] = "ethernet"
     memory_mb: _Count = 8192
     wait_seconds: Annotated[float, Gt(0)] = 300.0
@@ -71,7 +77,8 @@ class TrainingProfile:
         Settings that do not change the student, such as the number of nodes, are left out.
         """
         named = _values(self, "device", "precision", "batch", "epochs", "threads", "compile")
-        return {**named, "epochs": self.passes}
+        # Leave out the default, so that earlier students keep their identity.
+        return {**named, "epochs": self.passes, **({"shard": True} if self.shard else {})}
 
     def problems(self) -> Iterator[Problem]:
         """Yield a problem for each setting that conflicts with another setting, such as bf16 on a device without it.
@@ -82,6 +89,11 @@ class TrainingProfile:
             yield Problem("device", f'"cpu" leaves the accelerator {self.accelerator} idle', '"cuda" or "auto"')
         if self.precision == "bf16" and self.accelerator in WITHOUT_BF16:
             yield Problem("precision", f'"bf16", which {self.accelerator} does not support', '"fp32"')
+        if self.parallel > 1 and (self.processes > 1 or self.script):
+            found = f"{self.parallel}, which does not go together with script, or with nodes or per_node above 1"
+            yield Problem("parallel", found, "either")
+        if self.shard and self.compile:
+            yield Problem("shard", "true, which does not go together with compile = true", "one of them")
         if self.batch < self.processes:
             small = f"{self.batch} rows cannot be divided among {self.processes} processes"
             yield Problem("batch", small, f"{self.processes} or more")

@@ -93,8 +93,8 @@ class _Here:
 
 
 def _run(steps: _Here) -> None:
-    # Build complete tables instead of daily partitions.
-    outline = msgspec.structs.replace(compile_outline(steps.project), days=None)
+    # Build complete tables instead of daily partitions. One process gains nothing from parts of a training.
+    outline = msgspec.structs.replace(compile_outline(steps.project), days=None, parallel=1)
     job = build_definitions(outline, resource=steps).resolve_implicit_global_asset_job_def()
     with dg.DagsterInstance.from_config(str(dagster_home(steps.project))) as instance:
         # Dagster's log would bury the progress bar. Errors still arrive as exceptions.

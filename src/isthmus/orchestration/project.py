@@ -1,7 +1,6 @@
 """A project: a folder with isthmus.toml, definitions, and the state folder `.isthmus`."""
 
 import ast
-import fcntl
 import importlib
 import importlib.util
 import os
@@ -44,7 +43,7 @@ from isthmus.features.errors import (
     missing_extra,
     one_of,
 )
-from isthmus.features.files import UNPRINTED, is_url, require_delta
+from isthmus.features.files import UNPRINTED, is_url, locked, require_delta
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
 from isthmus.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.serving.recorder.options import Recording
@@ -323,8 +322,7 @@ class Project:
         """
         return Generations.read(self.contract_file)
 
-    @contextmanager
-    def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
+    def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> AbstractContextManager[None]:
         """Hold the file lock `name` in the state folder during the block, to keep other processes of the project out.
 
         The block waits for the lock, unless `wait` is False. Several processes can hold the lock at once if all of them
@@ -335,10 +333,7 @@ class Project:
         Raises:
             BlockingIOError: another process holds the lock and `wait` is False.
         """
-        self.state.mkdir(parents=True, exist_ok=True)
-        with (self.state / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-            yield
+        return locked(self.state / f"{name}.lock", shared=shared, wait=wait)
 
     @contextmanager
     def building(self, tables: Iterable[str]) -> Iterator[None]:

@@ -28,9 +28,10 @@ def losses(report: Any, model: str) -> list[float]:
 
 
 @pytest.mark.accept
-def test_two_processes_train_the_student_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard", [False, True])
+def test_two_processes_train_the_student_of_one(tmp_path: Path, shard: bool) -> None:
     two = tmp_path / "two"
-    with launched(two, rows=2000, **STEPS) as lines:
+    with launched(two, rows=2000, shard=shard, **STEPS) as lines:
         first, second = answers(two, lines).values()
     alone = run(tmp_path / "one", training_set(2000), **STEPS)
     for model in ("student", "control"):
@@ -39,32 +40,36 @@ def test_two_processes_train_the_student_of_one(tmp_path: Path) -> None:
     assert abs(auc - alone.data["models"]["student"]["quality"]["auc"]) < 1e-3
     assert (first.pop("leads"), second.pop("leads")) == (True, False)
     assert first == second
-    assert first["id"] == f"{alone.id}-p2"
+    assert first["id"].endswith("-p2")
+    assert (first["id"] == f"{alone.id}-p2") == (not shard)
     half = first["training"]
     assert half["processes"] == [2]
     assert half["device_hours"] == pytest.approx(2 * half["seconds"] / 3600, rel=1e-3)
     assert first["runs"][0]["processes"] == {"2": 100}
-    with launched(two, rows=2000, **STEPS) as lines:
+    with launched(two, rows=2000, shard=shard, **STEPS) as lines:
         assert [each["trained"] for each in answers(two, lines).values()] == [False, False]
 
 
 @pytest.mark.accept
+@pytest.mark.parametrize("shard", [False, True])
 def test_a_loss_with_weights_of_its_own_is_learned_and_a_network_is_asked_by_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: bool
 ) -> None:
     asked, two, changes = tmp_path / "asked", tmp_path / "two", {**ADAPTED, "epochs": 5}
     asked.mkdir()
     monkeypatch.setenv("ASKED", str(asked))
-    with launched(two, **changes) as lines:
+    with launched(two, shard=shard, clip=1.0, **changes) as lines:
         first = answers(two, lines)[0]
     monkeypatch.delenv("ASKED")
-    counts = [sum(map(int, (asked / str(rank)).read_text().split())) for rank in (0, 1)]
-    assert sum(counts) < 400 + 250  # each row once, a few twice to check the teacher, and one often to time it
+    calls = [[*map(int, (asked / str(rank)).read_text().split())] for rank in (0, 1)]
+    counts = [sum(rows for rows in of if rows > 1) for of in calls]
+    assert sum(counts) < 400 + 50  # each row once, a few twice to check the teacher
     assert 150 < counts[1] <= 200
-    alone = run(tmp_path / "one", training_set(400), **changes)
+    assert (len(calls[0]) == len(calls[1])) == shard  # both run each block of a sharded teacher
+    alone = run(tmp_path / "one", training_set(400), clip=1.0, **changes)
     np.testing.assert_allclose(losses(first, "student"), losses(alone.data, "student"), atol=1e-5, rtol=0)
     for model in ("student", "control"):
-        found = load_file(two / "models" / f"{alone.id}-p2" / f"{model}.safetensors")
+        found = load_file(two / "models" / first["id"] / f"{model}.safetensors")
         for name, value in load_file(alone.path / f"{model}.safetensors").items():
             torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
 
@@ -85,10 +90,13 @@ def test_processes_with_batch_norm_validate_the_student_that_is_kept(tmp_path: P
 
 
 @pytest.mark.accept
-@pytest.mark.parametrize(("killed", "then"), [
-    (0, 2), pytest.param(1, 1, marks=pytest.mark.slowest), pytest.param(1, 3, marks=pytest.mark.slowest),
+@pytest.mark.parametrize(("killed", "then", "shard"), [
+    (0, 2, False), (1, 3, True), pytest.param(1, 1, False, marks=pytest.mark.slowest),
+    pytest.param(1, 3, False, marks=pytest.mark.slowest), pytest.param(0, 1, True, marks=pytest.mark.slowest),
 ])  # fmt: skip
-def test_a_training_goes_on_after_a_kill_with_any_number_of_processes(tmp_path: Path, killed: int, then: int) -> None:
+def test_a_training_goes_on_after_a_kill_with_any_number_of_processes(
+    tmp_path: Path, killed: int, then: int, shard: bool
+) -> None:
     two = tmp_path / "two"
     changes: dict[str, Any] = {
         "checkpoint_steps": 10,
@@ -97,6 +105,7 @@ def test_a_training_goes_on_after_a_kill_with_any_number_of_processes(tmp_path: 
         "steps": 300,
         "evaluate_every": 10,
         "dropout": 0.0,
+        "shard": shard,
     }
     with launched(two, rows=1000, **changes) as lines:
         next(line for line in lines if "student-0, step 50 of" in line)
@@ -111,6 +120,7 @@ def test_a_training_goes_on_after_a_kill_with_any_number_of_processes(tmp_path: 
     assert {*steps} == {"2", str(then)}
     assert sum(steps.values()) == 300
     assert report["training"]["processes"] == sorted({2, then})
+    del changes["shard"]
     alone = run(tmp_path / "alone", training_set(1000), **changes).data
     reached, wanted = (of["models"]["student"]["quality"]["auc"] for of in (report, alone))
     assert abs(reached - wanted) < 0.001
@@ -141,11 +151,12 @@ def test_a_folder_that_is_not_shared_is_noticed_before_the_training(tmp_path: Pa
 
 
 @pytest.mark.accept
-@pytest.mark.parametrize("stops", [
-    "student-0, epoch 2", pytest.param("reference done", marks=pytest.mark.slowest),
+@pytest.mark.parametrize(("stops", "shard"), [
+    ("student-0, epoch 2", False), ("student-0, epoch 2", True),
+    pytest.param("reference done", False, marks=pytest.mark.slowest),
 ])  # fmt: skip
-def test_a_process_that_hangs_ends_the_others_in_time(tmp_path: Path, stops: str) -> None:
-    with launched(tmp_path, stops=stops) as lines:
+def test_a_process_that_hangs_ends_the_others_in_time(tmp_path: Path, stops: str, shard: bool) -> None:
+    with launched(tmp_path, stops=stops, shard=shard) as lines:
         next(line for line in lines if stops in line)
         began = time.monotonic()
         ((rank, said),) = answers(tmp_path, lines).items()

@@ -51,6 +51,7 @@ PROJECTS = {
     "one_gpu": '[profiles.training]\ndevice = "auto"\naccelerator = "nvidia-t4"\n',
     "cpus": '[profiles.training]\nper_node = 2\nscript = "jobs/train.py"\n',
     "distilling": "[profiles.training]\nnodes = 2\nper_node = 2\n",
+    "side_by_side": "[profiles.training]\nparallel = 6\n",
     "servers": (
         "[profiles.serving]\nreplicas_min = 3\nreplicas_max = 3\ntarget_utilization = 0.75\nthreads = 2\n"
         "memory_mb = 100\nbatch = 32\n[server]\nworkers = 4\nport = 8080\n[server.limits]\ndeadline_seconds = 9.5\n"
@@ -398,6 +399,16 @@ def test_one_process_is_started_without_a_launcher(tmp_path: Path) -> None:
     rules = made["base/training/job.yaml"]["spec"]["podFailurePolicy"]["rules"]
     assert rules[-1]["onExitCodes"]["values"] == [1, 2]
     assert "affinity" not in pod(made, "training")
+
+
+def test_a_pod_for_each_part_of_the_students_and_controls(tmp_path: Path) -> None:
+    made = made_of(tmp_path, "side_by_side")
+    job = made["base/training/job.yaml"]["spec"]
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 6, 6)
+    command = pod(made, "training")["containers"][0]["command"]
+    assert command == ["isthmus", "distill", "--project", "/project", "--part", "$(JOB_COMPLETION_INDEX)/6"]
+    assert "base/training/service.yaml" not in made  # they share the volume alone
+    assert made["base/state/claim.yaml"]["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
 # --- what runs
@@ -840,6 +851,8 @@ REFUSED = [
     ({}, '[stores]\nonline = "redis://"\n', "stores.online: 'redis://'; expected the URL of a Redis"),
     ({}, '[stores]\nonline = "redis://:hunter2@there"\n', "stores.online: has a password; expected no password in"),
     ({}, '[stores]\noffline = "tables"\n[server.record]\n', "stores.offline: 'tables'; expected a folder in .isthmus"),
+    ({}, "[profiles.training]\nparallel = 2\nper_node = 2\n", "parallel: 2, which does not go together with script"),
+    ({}, "[profiles.training]\nshard = true\ncompile = true\n", "shard: true, which does not go together with compile"),
     ({}, '[profiles.training]\ndevice = "cuda"\n', "profiles.training.accelerator: is not set; expected the"),
 ]
 
@@ -864,7 +877,7 @@ def test_secrets_of_the_environment_are_in_no_file(tmp_path: Path, monkeypatch: 
 def placed() -> Iterator[tuple[Any, str, object]]:
     """Profiles, and their settings that no student and no package depends on."""
     for name in ("give_way", "framework", "accelerator", "nodes", "per_node", "interconnect", "memory_mb",
-                 "wait_seconds", "script"):  # fmt: skip
+                 "parallel", "wait_seconds", "script"):  # fmt: skip
         yield TrainingProfile(), name, "other"
     for name in ("batch", "probation_seconds", "replicas_min", "replicas_max", "target_utilization"):
         yield ServingProfile(), name, 7
@@ -873,8 +886,9 @@ def placed() -> Iterator[tuple[Any, str, object]]:
 
 def test_the_size_of_a_fleet_makes_nothing_stale() -> None:
     sorted_out = list(placed())
+    assert TrainingProfile(shard=True).identity() == {**TrainingProfile().identity(), "shard": True}
     for profile, name, value in sorted_out:
         assert replace(profile, **{name: value}).identity() == profile.identity()
     for profile in (TrainingProfile(), ServingProfile()):
-        names = {name for one, name, _ in sorted_out if type(one) is type(profile)}
+        names = {name for one, name, _ in sorted_out if type(one) is type(profile)} | {"shard"}
         assert {field.name for field in fields(profile)} - names == profile.identity().keys()

@@ -15,6 +15,7 @@ import dagster as dg
 import pytest
 from dagster import PipesEnvContextInjector, open_pipes_session
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.definitions.reconstruct import ReconstructableJob
 from dagster._core.loader import LoadingContextForTest
 from dagster_pipes import PipesContext
 
@@ -79,7 +80,7 @@ class _Here(IsthmusResource):
         return dg.PipesClientCompletedInvocation(session)
 
 
-def failures(result: dg.ExecuteInProcessResult) -> list[str]:
+def failures(result: dg.ExecuteInProcessResult | dg.JobExecutionResult) -> list[str]:
     """Why each step that failed did."""
     return [
         f"{event.step_key}: {event.step_failure_data.error}" for event in result.all_events if event.is_step_failure
@@ -297,6 +298,44 @@ def test_automation_is_off_by_one_switch(shop: Shop) -> None:
     assert {sensor.default_status for sensor in build_definitions(shop.root).sensors or ()} == {
         dg.DefaultSensorStatus.STOPPED
     }
+
+
+JOB = """
+import dagster as dg
+from isthmus.dagster import build_definitions
+
+def job():
+    models = [dg.AssetKey(["late_order", kind]) for kind in ("teacher", "teacher_outputs", "student", "control")]
+    chosen = dg.define_asset_job("chosen", dg.AssetSelection.assets(*models))
+    return dg.Definitions.merge(build_definitions({root!r}), dg.Definitions(jobs=[chosen])).resolve_job_def("chosen")
+"""
+
+
+@pytest.mark.accept
+def test_parts_of_a_training_run_side_by_side_and_give_the_same_student(ran: Dagster, tmp_path: Path) -> None:
+    def content() -> dict[str, Any]:
+        (model,) = (ran.root / ".isthmus" / "models").glob(f"{MODEL}/*/report.json")
+        report = json.loads(model.read_bytes())
+        weights = [(model.parent / f"{name}.safetensors").read_bytes() for name in ("student", "control")]
+        return {"weights": weights, **{part: report[part] for part in ("id", "gap_closed", "measures", "slices")}}
+
+    before, made = content(), versions(ran)
+    _edit(ran, "[profiles.training]\n", "[profiles.training]\nparallel = 2\n", "isthmus.toml")
+    assert ran.stale() == set()
+    for folder in ("models", "runs"):
+        shutil.rmtree(ran.root / ".isthmus" / folder)
+    file = tmp_path / "job.py"
+    file.write_text(JOB.format(root=str(ran.root)))
+    with dg.execute_job(ReconstructableJob.for_file(str(file), "job"), instance=ran.instance) as result:
+        assert result.success, failures(result)
+        events = [
+            event for event in result.all_events
+            if (event.is_step_start or event.is_step_success) and "_distill_" in str(event.step_key)
+        ]  # fmt: skip
+    assert (content(), versions(ran)) == (before, made)
+    order = [(event.event_type_value, str(event.step_key).rpartition(".")[2]) for event in events]
+    assert order[-1] == ("STEP_SUCCESS", f"{MODEL}_distill_report")
+    assert {kind for kind, _ in order[:2]} == {"STEP_START"}  # both parts, before one of them has ended
 
 
 @pytest.mark.accept

@@ -46,6 +46,25 @@ def test_every_step_has_its_pool_and_what_is_served_goes_first(shop: Shop) -> No
     } == STEPS
 
 
+def test_parts_of_a_training_are_ops_of_their_own(shop: Shop) -> None:
+    shop.replace("[profiles.training]\n", "[profiles.training]\nparallel = 3\n", "isthmus.toml")
+    (divided,) = [
+        asset for asset in build_definitions(shop.root).assets or ()
+        if isinstance(asset, dg.AssetsDefinition) and isinstance(asset.node_def, dg.GraphDefinition)
+    ]  # fmt: skip
+    ops = {node.name: node.definition for node in divided.node_def.nodes}  # type: ignore[attr-defined]
+    assert {name: (op.pool, op.tags["isthmus/step"]) for name, op in ops.items()} == {
+        **{f"late_order_distill_part_{n}": ("train", "distill-part") for n in range(3)},
+        "late_order_distill_report": ("train", "distill"),
+    }
+    kinds = ("teacher", "teacher_outputs", "student", "control")
+    assert divided.keys == {dg.AssetKey(["late_order", kind]) for kind in kinds}
+    home = dagster_home(Project(shop.root))
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        limits = {pool.name: pool.limit for pool in instance.event_log_storage.get_pool_limits()}
+    assert limits == {"engine": 1, "train": 3, "serve": 1}
+
+
 def test_an_instance_of_ours_has_the_limits_of_the_project(shop: Shop) -> None:
     with shop.toml.open("a") as file:
         file.write("\n[orchestration.pools]\nengine = 3\n")

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from isthmus.features.errors import (
     ConfigurationError,
@@ -24,6 +25,7 @@ from isthmus.features.errors import (
 )
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.cli.cli import app
+from isthmus.orchestration.fleet.files import files
 from isthmus.orchestration.models.launch import _cause, write_error
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables.build import build
@@ -94,6 +96,32 @@ def test_models_trained_side_by_side_are_the_same_to_the_bit(shop: Path) -> None
 
 
 @pytest.mark.accept
+def test_pods_of_a_fleet_train_side_by_side_and_the_last_one_reports(shop: Path) -> None:
+    """The command of the Job, with the indexes as Kubernetes would fill them in."""
+    settings = shop / "isthmus.toml"
+    text = settings.read_text()
+    assert text.count("[profiles.training]\n") == 1
+    settings.write_text(text.replace("[profiles.training]\n", "[profiles.training]\nparallel = 2\n"))
+    job = yaml.safe_load(files(Project(shop))["base/training/job.yaml"])["spec"]
+    command = job["template"]["spec"]["containers"][0]["command"]
+    assert command[:2] == ["isthmus", "distill"]
+    words = [" ".join(command[2:]).replace("/project", str(shop)).replace("$(JOB_COMPLETION_INDEX)", n) for n in "01"]
+    pods = [distilled(shop, *given.split(), "--json") for given in words]
+    said = [pod.communicate(timeout=300) for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], said
+    (report,) = [json.loads(out) for out, _ in said if out]
+    (silent,) = [err for out, err in said if not out]
+    assert "the last part reports" in silent
+    figures = [report[part] for part in ("id", "taught", "gap_closed", "measures", "agreement", "slices")]
+    (model,) = shop.glob("*/models/*/*/student.safetensors")
+    weights = [(model.parent / f"{name}.safetensors").read_bytes() for name in ("student", "control")]
+    out, _ = distilled(shop, "--json", "--again").communicate(timeout=200)
+    alone = json.loads(out)
+    assert figures == [alone[part] for part in ("id", "taught", "gap_closed", "measures", "agreement", "slices")]
+    assert weights == [(model.parent / f"{name}.safetensors").read_bytes() for name in ("student", "control")]
+
+
+@pytest.mark.accept
 @pytest.mark.slowest
 @pytest.mark.parametrize(("number", "ended", "code"), [
     (signal.SIGINT, "launcher", 130), (signal.SIGTERM, "launcher", 143), (signal.SIGKILL, "launcher", -9),
@@ -127,8 +155,11 @@ def test_a_signal_ends_all_processes_and_the_training_goes_on(
 
 
 def test_processes_are_asked_for_once(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match="--processes and --parallel cannot be combined"):
+    with pytest.raises(RequestError, match="--processes, --parallel and --part cannot be combined"):
         app(["distill", "--project", str(shop), *TWO, "--parallel", "2"], standalone_mode=False)
+    for part in ("2/2", "1", "-1/2", "0/0"):
+        with pytest.raises(RequestError, match="expected K/N with K from 0 to N - 1"):
+            app(["distill", "--project", str(shop), f"--part={part}"], standalone_mode=False)
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(RequestError, match="asks for 2 processes in one of 4"):
         app(["distill", "--project", str(shop), *TWO], standalone_mode=False)

@@ -53,6 +53,11 @@ class NetworkTeacher(Teacher):
             parameter.requires_grad_(False)
         self._own, self._written = own, self._state()
 
+    def replace(self, module: nn.Module) -> None:
+        """Call a copy of the module, such as one whose weights are sharded."""
+        self.module = module
+        self._written = self._state()
+
     @property
     def device(self) -> torch.device:
         return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from isthmus.distill.training.sharding import sharded_like, whole
 from isthmus.features.errors import DependencyError
 from isthmus.features.files import publish, write_atomically
 
@@ -121,16 +122,19 @@ def copy_weights(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: weights.detach().clone() for name, weights in module.state_dict().items()}
 
 
-def pack(module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors) -> dict[str, torch.Tensor]:
+def pack(
+    module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors, *, keep: bool = True
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint. If weights are sharded, all processes must call it, one with `keep`."""
     tensors = {f"module.{name}": value for name, value in copy_weights(module).items()}
     tensors |= {f"best.{name}": value for name, value in best.items()}
     for place, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{place}.{key}": value for key, value in values.items()}
-    return {name: value.cpu().contiguous() for name, value in tensors.items()}
+    return whole(tensors, keep=keep)
 
 
-def pack_best(best: Tensors) -> dict[str, torch.Tensor]:
-    return {f"best.{name}": value.cpu().contiguous() for name, value in best.items()}
+def pack_best(best: Tensors, *, keep: bool = True) -> dict[str, torch.Tensor]:
+    return whole({f"best.{name}": value for name, value in best.items()}, keep=keep)
 
 
 def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -141,10 +145,10 @@ def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimize
     """
     begin = "best." if all(name.startswith(("best.", "random.")) for name in tensors) else "module."
     weights = {name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)}
-    module.load_state_dict(weights)
     best = copy_weights(module)
+    module.load_state_dict({name: sharded_like(value, best[name]) for name, value in weights.items()})
     for name, value in best.items():
-        value.copy_(tensors[f"best.{name}"])
+        value.copy_(sharded_like(tensors[f"best.{name}"], value))
     state: dict[int, dict[str, torch.Tensor]] = {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, value in tensors.items():
@@ -153,7 +157,7 @@ def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimize
             like = parameters[int(place)]
             # Copy into the memory layout of the parameter, which the file does not store.
             state.setdefault(int(place), {})[key] = (
-                torch.empty_like(like).copy_(value) if value.shape == like.shape else value.clone()
+                torch.empty_like(like).copy_(sharded_like(value, like)) if value.shape == like.shape else value.clone()
             )
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     return best
@@ -231,6 +235,11 @@ class Trainings:
     @property
     def _written(self) -> Path:
         return self.folder / "written"
+
+
+def is_trained(folder: Path) -> bool:
+    """Return True if the training run in a folder has ended and its weights are still there."""
+    return any(_is_over(folder / place) for place in _PLACES)
 
 
 def _is_over(place: Path) -> bool:

@@ -25,6 +25,7 @@ from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weig
 from isthmus.distill.training.groups import group_problems, whole_groups
 from isthmus.distill.training.parts import Parts, SplitStep, Step, TrainingRows, losses, require_same_step
 from isthmus.distill.training.runlog import RunLog
+from isthmus.distill.training.sharding import average_gradients, clip_gradients, is_sharded, local
 from isthmus.distill.training.signals import interruption
 from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped, one_of
@@ -54,7 +55,7 @@ class Training:
     caller removes the checkpoints with `checkpoint.discard`. Do so once the weights are stored elsewhere.
 
     Attributes:
-        module: module whose parameters that require a gradient are trained.
+        module: module whose parameters that require a gradient are trained; torch's `fully_shard` may have sharded it.
         data: training rows, visited in a new order in each epoch.
         step: function that runs the module on a batch and returns the loss and its terms.
         settings: duration, learning rate and gate (the metric that selects the best weights).
@@ -138,10 +139,13 @@ class _Run:
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
         self.rank = self.accelerator.process_index
         # The module on its device; wrapped for several processes or torch.compile.
-        self.model: nn.Module = self.accelerator.prepare_model(self.module)
+        self.sharded = is_sharded(self.module)
+        self.model: nn.Module = self.accelerator.prepare_model(self.module, evaluation_mode=self.sharded)
         self.trainable = {name: weights for name, weights in self.module.named_parameters() if weights.requires_grad}
+        kinds = [[w for w in self.trainable.values() if (local(w) is w) is plain] for plain in (False, True)]
+        groups = [{"params": kind} for kind in kinds if kind]  # a kernel takes either sharded weights or others
         self.optimizer = torch.optim.AdamW(
-            self.trainable.values(), lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay, fused=True
+            groups, lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay, fused=True
         )
         rows = len(training.data)
         self.epoch_steps, self.total = math.ceil(rows / self.settings.batch), self.settings.total(rows)
@@ -217,16 +221,19 @@ class _Run:
                 syncs = self.processes == 1 or n == count - 1
                 with nullcontext() if syncs else self.accelerator.no_sync(self.model):
                     loss, terms = next(scalars)
-                    before = self._versions() if self.processes > 1 and syncs else []
+                    before = self._versions() if self.processes > 1 and syncs and not self.sharded else []
                     # Gradients are averaged over processes.
                     (loss if self.processes == 1 else loss * self.processes).backward()
                     if before:
                         self._join(before)
                 values = [*terms.values()]
                 sums = [total + value for total, value in zip(sums, values, strict=True)] if sums else values
+        if self.sharded:
+            average_gradients(self.trainable.values(), self.processes)
         if settings.clip:
             # Measure the norm only for clipping: it takes longer than the optimizer step.
-            sums.append(clip_grad_norm_(self.trainable.values(), settings.clip) / self.processes)
+            clip = clip_gradients if self.sharded else clip_grad_norm_
+            sums.append(clip(self.trainable.values(), settings.clip) / self.processes)
         rate = settings.learning_rate * settings.rate(state.step, self.total)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -264,7 +271,7 @@ class _Run:
         stops, due = self._read(bool(signals), due)
         pauses = self.throttle is not None and self.throttle.update()
         saves = saves or due or stops or pauses
-        if (evaluates or saves) and not all(weights.isfinite().all() for weights in self.trainable.values()):
+        if (evaluates or saves) and not all(local(weights).isfinite().all() for weights in self.trainable.values()):
             # A non-finite gradient has ruined the weights before a loss could show it.
             raise self._failed(state.step, "a weight", {"a weight": math.nan})
         if evaluates:
@@ -363,9 +370,10 @@ class _Run:
                 generators = [torch.empty_like(generator, device=self.device) for _ in range(self.processes)]
                 distributed.all_gather(generators, generator.to(self.device))
             random[name] = torch.stack(generators)
+        if self.sharded or not self.rank:
+            best, keep = self.best_weights, not self.rank
+            tensors = pack_best(best, keep=keep) if state.over else pack(self.module, self.optimizer, best, keep=keep)
         if not self.rank:
-            best = self.best_weights
-            tensors = pack_best(best) if state.over else pack(self.module, self.optimizer, best)
             self.checkpoints.write(state, {**tensors, **random})
         self.accelerator.wait_for_everyone()
         self.saved = time.monotonic()

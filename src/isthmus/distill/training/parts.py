@@ -38,7 +38,9 @@ class Parts:
     def __init__(self, rows: Tensor, accumulation: int, processes: int = 1, rank: int = 0) -> None:
         shares = rows.tensor_split(processes)
         self.rows, self.shares, share = rows, [*map(len, shares)], shares[rank]
-        self.indexes = share.tensor_split(min(accumulation, len(share))) if len(share) else (rows[:1],)
+        # The same number in all processes, which may have to run each part at the same time.
+        least = max(1, min(self.shares))
+        self.indexes = share.tensor_split(min(accumulation, least)) if len(share) else (rows[:1],)
         self._places = [*accumulate(map(len, self.indexes), initial=sum(self.shares[:rank]))]
         self.single, self.empty = len(self.shares) == len(self.indexes) == 1, not len(share)
 

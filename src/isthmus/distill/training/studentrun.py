@@ -22,6 +22,7 @@ from isthmus.distill.tasks.task import Task, TeacherBatch
 from isthmus.distill.training.checkpoint import RunState
 from isthmus.distill.training.loop import Training
 from isthmus.distill.training.parts import Parts, losses
+from isthmus.distill.training.sharding import is_sharded, shard, whole
 from isthmus.distill.training.studentstep import StudentStep
 from isthmus.distill.types import Array, Index
 from isthmus.features.contract.schema import sha256
@@ -124,7 +125,10 @@ def train_student(  # noqa: PLR0913 - all parts of a run
         settings = replace(settings, epochs=None, steps=settings.total(len(parts.train)), evaluate_every=every)
     batches = TeacherBatches(task, train, outputs, device, with_teacher=objective.asks_teacher)
     name = f"validation_{task.metric}"
-    step = StudentStep(task, student, objective, settings.total(len(batches)))
+    processes = accelerated.num_processes
+    sharded = task.material.profile.shard and processes > 1
+    learner = _sharded(task, student, device) if sharded else student
+    step = StudentStep(task, learner, objective, settings.total(len(batches)))
     expected = outputs.float32(parts.validation)
 
     def evaluate(module: nn.Module) -> dict[str, float]:
@@ -136,8 +140,7 @@ def train_student(  # noqa: PLR0913 - all parts of a run
 
     numbers = task.groups(train)
     groups = None if numbers is None else torch.from_numpy(numbers)
-    module = _Student(student, objective)
-    processes = accelerated.num_processes
+    module = _Student(learner, objective)
     share = replace(settings, accumulation=settings.accumulation * processes)
     flops = _checked(module, batches, replace(step, steps=None), share, device)
     used = min(task.material.profile.threads, 1 + settings.batch // processes // task.rows_per_thread)
@@ -150,7 +153,10 @@ def train_student(  # noqa: PLR0913 - all parts of a run
                 where, progress, task.material.latency, groups,
             ).train()  # fmt: skip
     finally:
-        module.cpu()
+        (objective if sharded else module).cpu()
+    if sharded:
+        weights = whole(learner.state_dict(), keep=accelerated.is_main_process)
+        student.load_state_dict(weights, strict=accelerated.is_main_process)
     task.after_training(student)
     metrics = [entry[name] for entry in state.history]
     epochs, steps = divmod(state.step, math.ceil(len(batches) / settings.batch))
@@ -159,13 +165,23 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     return StudentRun(state, best, settings.total(len(batches)), rows, flops * rows, waited, used)
 
 
+def _sharded(task: Task, student: nn.Module, device: torch.device) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        learner = task.student()
+    learner.load_state_dict(student.state_dict())
+    return shard(learner, device)
+
+
 def _validated(task: Task, module: nn.Module, accelerated: Accelerator) -> dict[str, Array]:
     """Return the outputs for all validation rows; each of several processes computes a share of them."""
     rows = task.material.parts.validation
     if not 1 < accelerated.num_processes <= len(rows):
         return student_answers(task, module, rows, accelerated.device)
     parts = Parts(torch.from_numpy(rows), 1, accelerated.num_processes, accelerated.process_index)
-    outputs = student_answers(task, module, parts.indexes[0].numpy(), accelerated.device)
+    own = parts.indexes[0]  # of the same length in all processes, which run a sharded student at the same time
+    own = torch.cat([own, own[: max(parts.shares) - len(own)]])
+    outputs = student_answers(task, module, own.numpy(), accelerated.device)
+    outputs = {key: array[: parts.shares[accelerated.process_index]] for key, array in outputs.items()}
     gathered = {key: parts.gather(torch.from_numpy(array).to(accelerated.device)) for key, array in outputs.items()}
     return {key: tensor.cpu().numpy() for key, tensor in gathered.items()}
 
@@ -193,7 +209,7 @@ def _checked(
     else:
         sizes = (count // min(settings.accumulation, count) for count in (full, min(last, full)))
         least = Parts(torch.arange(min(sizes)), 1)
-    module.to(device)
+    (module.objective if is_sharded(module) else module).to(device)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with torch.random.fork_rng(), enough_memory(f"{where}: step 1", device, settings, len(parts.indexes[0])):
         step.check(module, batches, parts)

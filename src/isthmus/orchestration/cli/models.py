@@ -1,5 +1,6 @@
 """Verbs for models: training, export, and analyses that need no server."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +41,10 @@ def distill(
         int,
         typer.Option(min=1, help="Processes that train students and controls side by side, with the same figures."),
     ] = 1,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="K/N", help="Train part K of N, from 0, of students and controls; the last one reports."),
+    ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -49,8 +54,12 @@ def distill(
     has changed.
     """
     opened = open_project(project)
-    if processes > 1 and parallel > 1:
-        raise RequestError("command line", "--processes and --parallel cannot be combined", expected="one of them")
+    if (processes > 1) + (parallel > 1) + (part is not None) > 1 or (part and again):
+        found = "--processes, --parallel and --part cannot be combined, nor --again and --part"
+        raise RequestError("command line", found, expected="one of them")
+    share = re.fullmatch(r"(\d{1,4})/(\d{1,4})", part or "0/1")
+    if share is None or int(share[1]) >= int(share[2]):
+        raise RequestError("command line", f"--part {part}", expected="K/N with K from 0 to N - 1, such as 0/6")
     if (count := max(processes, parallel)) > 1:
         options = [*([name] if name else []), *["--again"] * again, *["--json"] * as_json]
         launch(opened.root, ["distill", *options], count, side_by_side=parallel > 1)
@@ -59,7 +68,9 @@ def distill(
 
     end_with_launcher()
     with progress() as bar:
-        report = run(opened, name, again=again, progress=bar)
+        report = run(
+            opened, name, again=again, progress=bar, part=(int(share[1]), int(share[2])) if part is not None else None
+        )
     if not report.leads:
         return
     from isthmus.orchestration.cli.screens.models import distillation_blocks

@@ -13,7 +13,7 @@ import dagster as dg
 
 from isthmus.features.projectstatus import StreamStatus
 from isthmus.orchestration.graph.outline import outline
-from isthmus.orchestration.graph.resource import IsthmusResource, StepRunner
+from isthmus.orchestration.graph.resource import SHARE, IsthmusResource, StepRunner
 from isthmus.orchestration.graph.steps import STEPS
 from isthmus.orchestration.graph.translator import IsthmusTranslator
 from isthmus.orchestration.steps.outline import ModelOutline, Outline, SnapshotOutline, ViewOutline
@@ -112,6 +112,8 @@ def build_definitions(
             # A failed blocking check stops only the ops downstream of its op, so checks are ops of their own.
             if step.checks:
                 checks.append(_checks(graph, op, step, nodes))
+            elif step.divides and graph.outline.parallel > 1:
+                assets.append(_divided(graph, op, step, nodes))
             else:
                 assets.append(_assets(graph, op, step, nodes))
     return dg.Definitions(
@@ -119,8 +121,10 @@ def build_definitions(
         asset_checks=checks,
         sensors=[*_sensors(graph.outline, _source_keys(graph)), *_stream_sensors(graph)],
         resources={RESOURCE: resource or IsthmusResource(project=graph.outline.root)},
-        # Steps start their own processes, so the executor does not have to.
-        executor=dg.in_process_executor,
+        # Steps start their own processes, so the executor only has to if several run at once.
+        executor=dg.in_process_executor
+        if (parallel := graph.outline.parallel) == 1
+        else dg.multiprocess_executor.configured({"max_concurrent": parallel}),
     )
 
 
@@ -185,6 +189,49 @@ def _assets(graph: AssetGraph, op: str, step: Step, nodes: Sequence[str]) -> dg.
         yield from isthmus.run(context, name, graph.named)  # type: ignore[misc]
 
     return run
+
+
+def _divided(graph: AssetGraph, op: str, step: Step, nodes: Sequence[str]) -> dg.AssetsDefinition:
+    """Return assets made by several ops: the parts of the work side by side, then the step, which reports."""
+    specs, model, count = [graph.specs[node] for node in nodes], graph.nodes[nodes[0]].name, graph.outline.parallel
+    own = {spec.key for spec in specs}
+    outside = sorted({dep.asset_key for spec in specs for dep in spec.deps} - own)
+    inputs, outputs = ({key.to_python_identifier(): key for key in keys} for keys in (outside, own))
+    nothing = dg.In(dg.Nothing)
+
+    def part(n: int) -> dg.OpDefinition:
+        tags = {**_tags(step.divides, step.pool), SHARE: f"{n}/{count}/{model}"}
+
+        @dg.op(
+            name=f"{op}_part_{n}", ins=dict.fromkeys(inputs, nothing), out=dg.Out(dg.Nothing), pool=step.pool, tags=tags
+        )
+        def run(context: dg.AssetExecutionContext, isthmus: IsthmusResource) -> Iterator[dg.Output[None]]:
+            list(isthmus.run(context, step.divides, graph.named))
+            yield dg.Output(None)  # Pipes demands an output
+
+        return run
+
+    parts = [part(n) for n in range(count)]
+
+    @dg.op(
+        name=f"{op}_report", ins={of.name: nothing for of in parts}, out=dict.fromkeys(outputs, dg.Out(dg.Nothing)),
+        pool=step.pool, tags=_tags(step.name, step.pool),
+    )  # fmt: skip
+    def report(context: dg.AssetExecutionContext, isthmus: IsthmusResource) -> Iterator[dg.MaterializeResult[None]]:
+        yield from isthmus.run(context, step.name, graph.named)  # type: ignore[misc]
+
+    divided = dg.GraphDefinition(
+        op,
+        node_defs=[*parts, report],
+        dependencies={report.name: {of.name: dg.DependencyDefinition(of.name) for of in parts}},
+        input_mappings=[
+            dg.InputMapping(graph_input_name=name, mapped_node_name=of.name, mapped_node_input_name=name)
+            for name in inputs
+            for of in parts
+        ],
+        output_mappings=[dg.OutputMapping(name, report.name, name) for name in outputs],
+    )
+    return dg.AssetsDefinition(keys_by_input_name=inputs, keys_by_output_name=outputs, node_def=divided, specs=specs)
 
 
 def _checks(graph: AssetGraph, op: str, step: Step, nodes: Sequence[str]) -> dg.AssetChecksDefinition:

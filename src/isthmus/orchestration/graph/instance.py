@@ -56,6 +56,7 @@ def dagster_home(project: Project) -> Path:
     write_atomically(home / "dagster.yaml", INSTANCE)
     with dg.DagsterInstance.from_config(str(home)) as instance:
         for pool, limit in project.settings.orchestration.pools.model_dump().items():
+            limit = max(limit, project.settings.profiles.training.parallel) if pool == "train" else limit
             instance.event_log_storage.set_concurrency_slots(pool, limit)
         _end_killed_runs(instance)
         record_source_versions(instance, project.root)

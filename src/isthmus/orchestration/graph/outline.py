@@ -139,6 +139,7 @@ def compile_outline(project: "Project") -> Outline:
         project.storage_options,
         settings.server.record is not None,
         tuple(sorted({source.name for view in definitions.views.values() for source in view.streams})),
+        settings.profiles.training.parallel,
     )
 
 

@@ -25,6 +25,7 @@ from isthmus.orchestration.steps.step import FAILED, StepFailure, StepRequest
 Context = dg.AssetExecutionContext | dg.AssetCheckExecutionContext
 Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
 CHILD = ("-P", "-m", "isthmus.orchestration.graph.child")
+SHARE = "isthmus/share"  # tag of an op that does a share of a step for a model: index, number and name
 _PAUSE = 0.01  # seconds between two reads of the message file
 RETRIES, WAIT = 3, 10  # retries of a temporary failure, and seconds before the first; the wait doubles each time
 
@@ -144,6 +145,9 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
 
 
 def selection(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> StepRequest:
+    if share := context.op_execution_context.op_def.tags.get(SHARE):
+        index, count, model = share.split("/", 2)
+        return StepRequest(step, share=(model, int(index), int(count)))
     order = list(nodes.values())
     if isinstance(context, dg.AssetCheckExecutionContext):
         checks = [(nodes[check.asset_key], check.name) for check in context.selected_asset_check_keys]

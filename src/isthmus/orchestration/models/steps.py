@@ -47,6 +47,15 @@ def _distill(work: Work) -> Results:
         yield versions[kind], metadata[kind]
 
 
+def _distill_part(work: Work) -> Results:
+    from isthmus.orchestration.models import students
+
+    assert work.request.share is not None  # noqa: S101 - this step has no nodes
+    name, *part = work.request.share
+    students.distill(work.project, name, part=(part[0], part[1]), progress=work.progress)
+    yield from ()
+
+
 def _models(report: Mapping[str, Any]) -> Metadata:
     from isthmus.distill.gates import gate_figures
     from isthmus.distill.reports.comparison import comparison, explained, measures
@@ -119,7 +128,11 @@ DEPLOYMENT = Asset(
     deps=lambda model: [f"package/{model.name}", *map("online/{}".format, model.served)],
 )  # fmt: skip
 STEPS = (
-    Step("distill", "train", _distill, (TEACHER, TEACHER_OUTPUTS, STUDENT, CONTROL), together=True, divisible=False),
+    Step(
+        "distill", "train", _distill, (TEACHER, TEACHER_OUTPUTS, STUDENT, CONTROL), together=True, divisible=False,
+        divides="distill-part",
+    ),
+    Step("distill-part", "train", _distill_part, together=True),
     Step(
         "check-student", "train", _check_student, checked=("student",),
         checks={"keeps_its_quality": "Every gate of the distillation passes."},

@@ -49,15 +49,17 @@ if TYPE_CHECKING:
 
 
 def distill(
-    project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
-) -> "DistillationReport":
+    project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent,
+    part: tuple[int, int] | None = None,
+) -> "DistillationReport":  # fmt: skip
     """Train the models of a distillation on its latest training set, and write the documents about the new student.
 
     The models are the teacher, the student, a control (the student trained without a teacher) and a reference: for
     tabular data, a teacher that reads only the student's features; for texts with a label, TF-IDF with a linear model.
     The student becomes the last one of its distillation, which `export` packages. Nothing is trained if nothing has
     changed since the last training, unless `again` is true. SIGINT or SIGTERM raises Stopped; the same call then
-    continues the training. Processes that a launcher started train together, and only the first one writes.
+    continues the training. Processes that a launcher started train together, and only the first one writes. With `part`
+    (index and number), train this share of students and controls; the part that ends last reports and writes.
 
     Raise DataError for an unusable training set, and an IsthmusError if training fails. Raise ConfigurationError for an
     invalid declaration or, after saving the student, for a gate on an unknown metric.
@@ -79,6 +81,7 @@ def distill(
             runs=project.state / "runs" / artifacts.declared.name,
             again=again,
             progress=progress,
+            part=part,
         )
     if not report.leads:
         return report

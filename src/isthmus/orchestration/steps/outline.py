@@ -7,7 +7,7 @@ import msgspec
 if TYPE_CHECKING:
     from isthmus.features.definition.spec import Source as DeclaredSource
 
-FORMAT = 8
+FORMAT = 9
 
 
 class CodeLocation(msgspec.Struct, frozen=True):
@@ -98,6 +98,7 @@ class Outline(msgspec.Struct, frozen=True):
         made_of: digest of the files and variables from which the outline was compiled.
         records: servers record answers.
         streams: sources with a stream that a view reads.
+        parallel: number of ops that train the students and controls of a distillation side by side.
     """
 
     project: str
@@ -114,4 +115,5 @@ class Outline(msgspec.Struct, frozen=True):
     storage_options: dict[str, str] = {}
     records: bool = False
     streams: tuple[str, ...] = ()
+    parallel: int = 1
     format: int = FORMAT

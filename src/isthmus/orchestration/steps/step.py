@@ -28,6 +28,8 @@ Kind = Literal[
     "control", "package", "deployment", "snapshot", "recorded", "events", "maintenance",
 ]  # fmt: skip
 
+Share = tuple[str, int, int]
+"""A share of the work of a step for a model: its name, the index of the share, and the number of shares."""
 Metadata = dict[str, Any]
 """Names mapped to numbers, texts, or {"type": ..., "raw_value": ...} in the format of Dagster Pipes."""
 REPORT = "report"  # the metadata entry that holds the complete report
@@ -47,6 +49,7 @@ class StepRequest(msgspec.Struct, frozen=True):
     checks: tuple[tuple[str, str], ...] = ()
     days: tuple[str, str] | None = None
     everything: bool = False
+    share: Share | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,8 @@ class Step:
         waits_for: kinds of other nodes that the checks read.
         applies: changed definitions are applied first, so that the step uses the ones that Dagster loaded.
         changes_status: the status of the project is written after an asset or a failed check.
+        divides: name of the step that does shares of the work before, side by side, if `profiles.training.parallel`
+            asks for it.
     """
 
     name: str
@@ -180,6 +185,7 @@ class Step:
     cron: str | None = None
     applies: bool = False
     changes_status: bool = False
+    divides: str = ""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
