@@ -189,7 +189,7 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
         spool: recorded predictions that are not collected yet; None if servers record nothing.
         found_at: time when `isthmus status` ran, in microseconds since 1970 UTC, by the system clock.
         streams: last state of each stream that was ever read, by source.
-        spaces: space of each table of the offline store, also those of removed views; empty if not measured.
+        spaces: size of each table in the offline store, including tables of removed views; empty if not measured.
     """
 
     project: str

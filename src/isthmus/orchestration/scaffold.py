@@ -30,7 +30,7 @@ class Scaffold:
 def init(folder: Path, example: Example = "empty", replaced: Mapping[str, str] | None = None) -> Scaffold:
     """Create a project in `folder` as a copy of an example. Return its files and the commands to run next.
 
-    With `replaced`, texts by the name of their file, only these files and the settings are written.
+    With `replaced`, texts by file name, write only these files and the settings of the example.
 
     The name of the folder becomes the name of the project. The folder must be new, or empty except for hidden files,
     which stay. Raises a ConfigurationError and writes nothing if the folder is a file or has visible files, or if its

@@ -33,7 +33,7 @@ from isthmus.serving.settings import CHECK_SHARE
 
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
-PROCESS_MB = 384  # of a process that has loaded its libraries but no rows
+PROCESS_MB = 384  # MiB that a process takes with its libraries loaded and no rows
 # Not settings: variables that our processes set for each other, and a secret that must not be in a file.
 PROCESS_VARIABLES = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
 
@@ -129,7 +129,7 @@ class StoresTable(_Table):
         history_seconds: seconds between two collections of pushed rows, and of recorded answers, by `isthmus dev`,
             `isthmus pushes collect --follow` and `isthmus answers collect --follow`.
         keep_days: days for which `isthmus maintain` keeps replaced versions of offline tables, and cached teacher
-            outputs that are not used.
+            outputs after their last use.
     """
 
     offline: str = ".isthmus/offline"
@@ -275,7 +275,7 @@ class ProjectSettings(BaseSettings):
 
     @property
     def engine_memory(self) -> int | None:
-        """Bytes for the engine, half of what the process leaves; None for no limit."""
+        """Bytes for the engine: half of `memory_mb` minus `PROCESS_MB`; None for no limit."""
         return None if self.memory_mb is None else (self.memory_mb - PROCESS_MB) << 19
 
     @classmethod

@@ -30,14 +30,14 @@ _PATIENCE = 5.0
 _RETRIES = 6
 """About a minute of retries. PySpark's default of 15 takes ten, and a restarted server has lost the session."""
 _INSIDE = [("grpc.compression_enabled_algorithms_bitset", 1), ("grpc.use_local_subchannel_pool", 1)]
-"""Sail would compress its answers, which takes five times as long as the rest of an answer. And a later server may get
-the port of an earlier one, whose broken connection gRPC would share."""
+"""Options of the connection to a server in this process. Without compression, answers take a sixth of the time. With
+its own pool, gRPC does not reuse the broken connection of an earlier server that had the same port."""
 _PORTS = 5
 """Free ports to try: another process may take one before Spark does."""
 _JVM_TOKEN = secrets.token_urlsafe()
 """The token of this process's JVM, which cannot be changed after its start."""
 _PARTITION = 64 << 20
-"""Bytes of memory for each partition of a query, if memory is limited."""
+"""Least bytes of memory per partition of a query, if memory is limited."""
 _LISTENS = 1.0
 """Maximum seconds until Sail's server listens for signals."""
 
@@ -47,10 +47,10 @@ def session(engine: str, threads: int = 2, memory: int | None = None) -> "Iterat
     """Open a Spark session for a `with` block: on "sail", on local "spark", or on a server at a Spark Connect URL.
 
     The session uses the time zone UTC and ANSI mode. For "sail" and "spark", this process runs a server during the
-    block. `threads` is the number of cores for "spark", and has no effect otherwise. `memory` is the number of bytes
-    after which "sail" and "spark" use temporary files; None for the engine's default. The session is stopped after the
-    block. Sets environment variables of PySpark, some of them for good. Waits up to 5 seconds to connect to a URL, and
-    5 more for an answer.
+    block. `threads` is the number of cores for "spark", and has no effect otherwise. `memory` limits the bytes
+    that "sail" and "spark" use before they write temporary files; None for the engine's default. The session is stopped
+    after the block. Sets environment variables of PySpark, some of them for good. Waits up to 5 seconds to connect to a
+    URL, and 5 more for an answer.
 
     Raises:
         ConfigurationError: the engine's name is unknown.
@@ -77,7 +77,7 @@ def session(engine: str, threads: int = 2, memory: int | None = None) -> "Iterat
 
 @contextmanager
 def _connect(url: str, *, inside: bool = False) -> "Iterator[SparkSession]":
-    """Open a session; `inside` is True if its server runs in this process, with which it ends."""
+    """Open a session; `inside` is True if its server runs in this process."""
     from pyspark.errors import PySparkException
     from pyspark.logger import PySparkLogger
     from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -99,10 +99,10 @@ def _connect(url: str, *, inside: bool = False) -> "Iterator[SparkSession]":
         except PySparkException as error:
             raise _silence(url, first_line(error)) from error
         if inside:
-            # No connection can break. Attaching again would take a request per batch of rows, without a deadline.
+            # The connection cannot break. Reattaching would cost a request per batch of rows, without a deadline.
             spark.client.disable_reattachable_execute()
             spark.client.set_retry_policies([])
-            # PySpark would look for IPython in each call. Sail's messages do not name the calls.
+            # PySpark would look for IPython in each call, to name the call in messages, which Sail does not do.
             spark.conf.set("spark.python.sql.dataFrameDebugging.enabled", "false")
         yield cast("SparkSession", spark)
     finally:
@@ -154,10 +154,10 @@ def _free_port() -> int:
 
 @contextmanager
 def _variables(token: str | None, memory: int | None = None) -> Iterator[None]:
-    """Set PySpark's token, and Sail's memory limit, for the block. With a token, PySpark insists on TLS."""
+    """Set PySpark's token and Sail's memory limit for the block. PySpark insists on TLS with a token; Sail has none."""
     values = {"SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
     if memory is not None:
-        # Sail reads these when a server starts. Each partition of a sort reserves memory: many exceed a small pool.
+        # Sail reads these when a server starts. Each partition of a sort reserves memory: a small pool allows few.
         partitions = max(1, min(os.cpu_count() or 1, memory // _PARTITION))
         values |= {"SAIL_RUNTIME__MEMORY_POOL__TYPE": "fair", "SAIL_RUNTIME__MEMORY_POOL__FAIR__MAX_SIZE": str(memory),
                    "SAIL_EXECUTION__DEFAULT_PARALLELISM": str(partitions)}  # fmt: skip

@@ -209,7 +209,7 @@ def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFra
 
 
 def inside(time: "Column", first: int, end: int) -> "Column":
-    """Return the condition that a time is null or in [first, end). Limits outside the years 1 to 9999 do not count."""
+    """Return the condition that a time is null or in [first, end). Limits outside the years 1 to 9999 are ignored."""
     condition = time.isNotNull()
     if first > FIRST:
         condition &= time >= clock.moment(first)
@@ -263,14 +263,14 @@ def _columns(source: Source, root: Path, staging: Path) -> Path:
     with _opened(source, root, _NONE) as table:
         columns = parquet.schema(source.name, table)
     file = staging / f"{source.name}-{_hash(str(columns))}.parquet"
-    if not _used(file):
+    if not _touch(file):
         write_atomically(file, parquet.content(columns, []))
     return file
 
 
-def _used(file: Path) -> bool:
-    """Return whether a staged file exists, and keep `isthmus maintain` from deleting it for a day."""
-    with suppress(OSError):  # it is missing, or another user's
+def _touch(file: Path) -> bool:
+    """Touch a staged file, so that `isthmus maintain` keeps it for a day. Return False if it is missing."""
+    with suppress(OSError):  # it is missing or belongs to another user
         os.utime(file)
     return file.exists()
 
@@ -333,7 +333,7 @@ def _parquet(source: Source, root: Path, staging: Path) -> Path:
     if files.uniform:
         return _plainly_named(source, file, files.paths, staging)
     staged = staging / f"{source.name}-{_hash(f'{path} {content(source, root)}')}.parquet"
-    if not _used(staged):
+    if not _touch(staged):
         staging.mkdir(parents=True, exist_ok=True)
         with scratch_folder(staging, source.name) as folder:
             parquet.write(source.name, files, None, None, folder / "rows")
@@ -388,7 +388,7 @@ def _stage(source: Source, path: Path, staging: Path) -> Path:
         raise DataError(where, f"{path} cannot be read ({error.strerror})") from error
     digest.update(repr((_types(source), tuple(source.null_values))).encode())
     staged = staging / f"{source.name}-{digest.hexdigest()[:16]}.parquet"
-    if not _used(staged):
+    if not _touch(staged):
         types, nulls = source.column_types, source.null_values
         file = CsvFile(path, where, types, nulls=nulls, name=str(path), remedy=_READ_AS_TEXT.format)
         names = file.schema.names

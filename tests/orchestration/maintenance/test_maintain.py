@@ -122,7 +122,7 @@ def test_a_record_that_cannot_be_read_keeps_all_versions(built: Shop, project: O
     assert done.returncode == 1
     assert "its record cannot be read" in done.stderr
     assert same_bits(rows(opened, 0), past)
-    with pytest.raises(DataError, match="Then run `isthmus maintain` again"):
+    with pytest.raises(DataError, match="Fix this, then run `isthmus maintain` again"):
         require_done(maintain(opened))
 
 

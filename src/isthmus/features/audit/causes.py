@@ -1,4 +1,4 @@
-"""The causes that an audit names: what each means, what to do, and which of our classes for Feast mends it."""
+"""The causes that an audit reports: what each means, how to fix it, and which of our classes for Feast prevents it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause of differences: what it means, what to do, and the setting of `feature_store.yaml` that mends it."""
+    """A cause of differences.
+
+    Attributes:
+        meaning: a sentence for the report.
+        remedy: next step for the user, an imperative without a period; may be empty.
+        setting: section of `feature_store.yaml` whose Isthmus class prevents it, a key of `_LINES`; "" if none does.
+    """
 
     meaning: str
     remedy: str
@@ -22,48 +28,56 @@ _MATERIALIZE = "run `feast materialize` again over the time of these rows"
 
 CAUSES = {
     "stale row": Cause(
-        "The store serves an older row of the key.", f"schedule `feast materialize`, or {_MATERIALIZE}", "batch_engine"
+        "The store serves an older row of this key.", f"schedule `feast materialize`, or {_MATERIALIZE}", "batch_engine"
     ),
-    "missing key": Cause("The source has a row of the key, and the store has none.", _MATERIALIZE, "batch_engine"),
+    "missing key": Cause("The source has a row for this key, and the store has none.", _MATERIALIZE, "batch_engine"),
     "missing feature": Cause("The row was written before the view got this feature.", _MATERIALIZE),
     "expired": Cause(
-        "The row is older than the view's ttl: its values should be null, and the entity row should stay.",
-        "stop reading values with an event time older than the ttl", "online_store",
+        "The row is older than the view's ttl: reads should return nulls, and joins should keep the entity row.",
+        "ignore values whose event time is older than the ttl", "online_store",
     ),
     "late ttl": Cause(
-        "The online row has a later time than its event, such as the time of the load, so its ttl ends too late.",
+        "The online row has a later time than its event, such as the time of the load, so it expires too late.",
         "write the event time to the store", "batch_engine",
     ),
-    "wrong time": Cause("The online row has the latest values with an earlier time.", "write the event time"),
+    "wrong time": Cause(
+        "The online row has the latest values and an earlier time, or a source row is in the far future.",
+        "write the event time",
+    ),
     "wrong time zone": Cause(
-        "The online time, or a time of the source that is in the future, is off by whole quarters of an hour.",
+        "Online times differ by whole quarters of an hour, or source times are up to 14 hours in the future.",
         "write times with a zone, and run writers and readers of SQLite stores with TZ=UTC",
     ),
     "rounded": Cause(
-        "The value went through a floating-point number with fewer digits.",
-        "materialize integers without pandas, or declare the type that the source has", "batch_engine",
+        "The value was rounded to a floating-point type with fewer digits.",
+        "materialize integers without pandas, or declare the type of the source column", "batch_engine",
     ),
     "null as a value": Cause("The source has a null, and the store serves a value.", _MATERIALIZE, "batch_engine"),
     "value lost": Cause("The source has a value, and the store serves null.", _MATERIALIZE, "batch_engine"),
     "another entity's row": Cause(
-        "The store serves the row of another key.", "look for writers with wrong or colliding keys, and write it again"
+        "The store serves the row of another key.",
+        "look for a writer with wrong or colliding keys, then write the row again",
     ),
-    "other value": Cause("No row of the source has this value at this time.", f"find its writer, or {_MATERIALIZE}"),
+    "other value": Cause(
+        "No row of the source has this value at this time.", f"find the process that wrote it, or {_MATERIALIZE}"
+    ),
     "unknown row": Cause(
         "The source has no row of the key at this time: it was pushed online only, or the source has changed.",
         "push to the source as well, or materialize again",
     ),
-    "unknown key": Cause("The source has no row of this key.", "find the writer, or load its rows into the source"),
+    "unknown key": Cause(
+        "The source has no row of this key.", "find the process that wrote it, or load its rows into the source"
+    ),
     "tie": Cause(
-        "Rows of one key have the same times and other values. Which one is read is chance.",
+        "Rows of one key have the same times and different values. Which one is served is random.",
         "give them different event or created timestamps", "offline_store",
     ),
-    "duplicate rows": Cause("The source has the same row several times.", "remove the copies"),
-    "join": Cause("The offline store's join returns other rows or values than the source has.", "", "offline_store"),
+    "duplicate rows": Cause("The source has the same row more than once.", "remove the copies"),
+    "join": Cause("The offline store's join returns rows or values that differ from the source.", "", "offline_store"),
 }  # fmt: skip
 
 
 def mend(causes: Iterable[str], stores: Iterable[str] = ()) -> str:
-    """Return the lines of `feature_store.yaml` that mend these causes. `stores` are settings that mend others."""
+    """Return the lines of `feature_store.yaml` that prevent these causes, and those for the settings in `stores`."""
     settings = {CAUSES[cause].setting for cause in causes} | {*stores}
     return "".join(f"{line}\n" for setting, line in _LINES.items() if setting in settings)

@@ -14,25 +14,35 @@ _ZONE, _FARTHEST = 15 * 60_000_000, 14 * 3_600_000_000
 """Time zones differ by multiples of 15 minutes, and from UTC by at most 14 hours."""
 
 Rounded = Callable[[str, Ints], pa.Array]
-"""Returns the encoded values of a feature after rounding, for rows of the source."""
+"""Takes a feature and row indices of the source. Returns its encoded values after rounding, null if not rounded."""
 
 
 @dataclass(frozen=True, eq=False)
 class OnlineRows:
-    """The online rows of the keys of a history, in its order: which exist, their event times, and their values."""
+    """The online row of each key of a history, in the order of `History.keys`.
+
+    Attributes:
+        present: True if the store has a row for the key.
+        event: event time in microseconds; 0 without a row.
+        cells: encoded values by feature.
+        unknown: number of online keys that the source lacks; 0 if only some keys were read.
+    """
 
     present: Mask
     event: Ints
     cells: Cells
-    unknown: int = 0  # rows of keys that the source does not have, if the store was read whole
+    unknown: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Keys, as indices of the history's, whose online row differs from the source for one cause.
+    """Keys whose online row differs from the source for one cause.
 
-    `kind` is what a reader of the store sees, and `cause` why, a key of `CAUSES`. `features` counts the features that
-    differ; it is empty if whole rows do.
+    Attributes:
+        kind: the symptom, such as "stale".
+        cause: its explanation, a key of `CAUSES`.
+        keys: indices in `History.keys`.
+        features: number of keys with a difference, by feature; empty if whole rows differ.
     """
 
     kind: str
@@ -46,14 +56,14 @@ def compare(
 ) -> tuple[dict[str, int], list[Difference]]:
     """Compare each key's latest row with its online row. `ttl` is in microseconds; None if rows never expire.
 
-    Return the number of keys with another value online for each feature, and the differences with their causes.
+    Return the number of keys whose online value differs, by feature, and the differences with their causes.
     """
     keys, resolution = np.flatnonzero(online.present), history.resolution
     expired = np.zeros(len(history), bool) if ttl is None else now - history.event[history.latest] > ttl
     cells = {name: values.take(keys) for name, values in online.cells.items()}
     event, target = online.event[keys], history.latest[keys]
     exact, timed = history.find(keys, event, cells)
-    # Any of several rows with the same times is a right answer: which one is chance, and reported as a tie.
+    # Any of several rows with the same times is right. The audit reports them as a tie.
     right = (exact >= 0) & (history.event[exact] == history.event[target])
     right &= history.created[exact] == history.created[target]
     shifted = (exact < 0) & history.equal(target, cells)
@@ -86,7 +96,7 @@ def compare(
 def _values(
     history: History, keys: Ints, base: Ints, cells: Cells, event: Ints, rounded: Rounded
 ) -> Iterator[Difference]:
-    """Name the causes of values that the row of the same key and time, at `base`, does not have."""
+    """Explain online values that differ from the source row with the same key and time, at the places `base`."""
     expected, explained = history.at(base), np.ones(len(keys), bool)
     causes: dict[tuple[str, str], dict[str, Mask]] = {}
     for name, values in cells.items():

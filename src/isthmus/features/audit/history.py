@@ -16,20 +16,24 @@ EMPTY = pa.scalar(b"", BYTES)
 """The encoded null."""
 _NANS = pa.array([b"\x35" + struct.pack("<f", np.nan), b"\x29" + struct.pack("<d", np.nan)], BYTES)
 _VERSIONS = 32
-"""The most rows of a key with one time that are compared with the online row."""
+"""Number of rows with one key and time, from the last one back, that are compared with the online row."""
 
 Cells = Mapping[str, pa.Array]
-"""Feature to encoded values: serialized protos, b"" for a null. Online, null if the row does not have the feature."""
+"""Encoded values by feature: serialized protos, b"" for a null. An Arrow null is a feature that an online row lacks."""
 
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """Rows of a source, sorted by key, event time and created time. Times are in microseconds.
+    """Rows of a source, sorted by key, event time and created time. A place is an index in this order.
 
     Attributes:
-        keys: the distinct keys; `code` is the index in it of each row's key.
-        row: index of each row in `cells`, which have the order of the source.
-        resolution: precision of times online.
+        keys: the distinct keys.
+        code: index in `keys` of each row's key.
+        event: event time of each row, in microseconds.
+        created: created time of each row, in microseconds.
+        row: index of each row in the source, and in `cells`.
+        cells: encoded values, in the order of the source.
+        resolution: precision of online times, in microseconds.
     """
 
     keys: pa.Array
@@ -42,7 +46,7 @@ class History:
 
     @classmethod
     def of(cls, keys: pa.Array, event: Ints, created: Ints, cells: Cells, now: int, resolution: int = 1) -> "History":
-        """Sort the rows with an event time until `now`, and leave out later ones."""
+        """Sort the rows of a source. Leave out rows with an event time after `now`."""
         known = np.flatnonzero(event <= now)
         encoded = keys.take(known).dictionary_encode()
         code = encoded.indices.to_numpy().astype(np.int64)
@@ -55,12 +59,12 @@ class History:
 
     @cached_property
     def latest(self) -> Ints:
-        """The place of the latest row of each key."""
+        """Place of the latest row of each key."""
         return np.searchsorted(self.code, np.arange(len(self)), "right") - 1
 
     @cached_property
     def repeated(self) -> tuple[Ints, Ints]:
-        """Return the places of rows with the key and times of the row before: with equal values, and others (ties)."""
+        """Places of rows with the same key and times as the row before: first duplicates, then ties (other values)."""
         parts = (self.code, self.event, self.created)
         places = np.flatnonzero(np.logical_and.reduce([np.diff(part) == 0 for part in parts])) + 1
         equal = self.equal(places, self.at(places - 1))
@@ -70,7 +74,7 @@ class History:
         return {name: cells.take(self.row[places]) for name, cells in self.cells.items()}
 
     def equal(self, places: Ints, values: Cells) -> Mask:
-        """Compare the rows at `places` with other rows. Features that a row does not have are skipped."""
+        """Mark rows at `places` that equal the online rows in `values`. Skip features that an online row lacks."""
         equal = np.ones(len(places), bool)
         for name, theirs in values.items():
             mine = self.cells[name].take(self.row[places])
@@ -79,14 +83,15 @@ class History:
 
     @cached_property
     def _times(self) -> tuple[Ints, Ints]:
-        """Return the distinct times, and for each row its key and time as one number that is sorted."""
+        """Distinct event times, and one number per row that combines key and time, in ascending order."""
         times, ranks = np.unique(self.event // self.resolution, return_inverse=True)
         return times, self.code * len(times) + ranks
 
     def find(self, code: Ints, event: Ints, values: Cells) -> tuple[Ints, Ints]:
-        """Find each online row in the history of its own key.
+        """Find online rows, given by key index, event time and values.
 
-        Return the places of the last rows with this key, time and values, and with this key and time; -1 for none.
+        Return two places for each, or -1: the last row with the same key, time and values, and the last row with the
+        same key and time.
         """
         times, ranked = self._times
         rank = np.minimum(np.searchsorted(times, event // self.resolution), len(times) - 1)
@@ -102,7 +107,7 @@ class History:
         return exact, timed
 
     def has_rows(self, cells: Cells, event: Ints) -> Mask:
-        """Mark online rows, with all their values and their time, that any key has."""
+        """Mark online rows whose time and values equal those of a source row of any key."""
         if not len(event):
             return np.zeros(0, bool)
         mine = whole_rows(self.at(np.arange(len(self.row))), self.event // self.resolution)
@@ -113,7 +118,7 @@ class History:
 
 
 def same(source: pa.Array, online: pa.Array) -> Mask:
-    """Compare encoded values by their bits. Feast writes a NaN of the source as a null, so these two are equal."""
+    """Mark equal encoded values. A NaN in the source equals a null online, because Feast writes it as one."""
     nan = pc.and_(pc.is_in(source, value_set=_NANS), pc.equal(online, EMPTY))
     equal: Mask = pc.fill_null(pc.or_(pc.equal(source, online), nan), False).to_numpy(zero_copy_only=False)
     return equal

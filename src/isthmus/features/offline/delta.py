@@ -43,7 +43,7 @@ class TableErrors:
 
 
 class VersionGoneError(DataError):
-    """An older version of a table was removed: by `isthmus maintain` at the end of its time, or by another tool."""
+    """An older version of a table was removed, by `isthmus maintain` after `keep_days` or by another tool."""
 
 
 class StoredTable:
@@ -84,7 +84,7 @@ class StoredTable:
                     if newest is not None and newest.version() != version:
                         raise VersionGoneError(
                             where, f"version {version} was removed ({first_line(error)})",
-                            remedy="to keep versions longer, raise `keep_days` in [stores]; vacuum with no other tool",
+                            remedy="to keep versions longer, raise `keep_days` in [stores]; let no other tool vacuum",
                         ) from error  # fmt: skip
                 if isinstance(error, TableNotFoundError):
                     return None
@@ -248,7 +248,7 @@ def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
 def storage_files(place: str, options: Mapping[str, str]) -> "fs.FileSystem":
     """Return the files below a folder or URL. Credentials for a URL come from the environment of this process.
 
-    Raise ConfigurationError for a URL with characters that deltalake would take for another place.
+    Raise ConfigurationError for a URL with characters that deltalake would misread.
     """
     import pyarrow.fs as fs
     from deltalake.fs import DeltaStorageHandler

@@ -45,7 +45,7 @@ class ViewHistory:
         return self.commit.fingerprint
 
     def require_since(self, times: Ints) -> None:
-        """Raise DataError if one of these times, in microseconds since 1970 UTC, is before the replayed values."""
+        """Raise DataError if one of these times, in microseconds since 1970 UTC, is before `since`."""
         if early := int(np.count_nonzero(times < self.since)):
             raise DataError(
                 f"offline table of {self.view.table}",

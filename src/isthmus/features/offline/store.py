@@ -196,7 +196,7 @@ class OfflineStore:
         return DayTarget(self.root, self.storage_options or {}, view, old, pushed, version, now)
 
     def write_days(self, target: DayTarget, rows: DaySpool, within: Days | None = None) -> DayFiles:
-        """Write the files of days for `prepare`. `within` limits the days of pushed rows. Raises DataError."""
+        """Write files of days for `prepare` to commit. `within` limits the days of pushed rows. Raises DataError."""
         with self.stored(target.contract.table).writing():
             built, files = target.write(rows, pushed=[day for day in target.pushed if within is None or day in within])
         built.duplicates.raise_if_any()

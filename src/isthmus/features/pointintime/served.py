@@ -221,7 +221,7 @@ def _readable(
         )  # fmt: skip
     lost = 0
     if pushed is None:
-        # Without pushed rows, a run's rows are all that was served from then on.
+        # Without pushed rows, the rows of a run are all that was served until the next run.
         while lost < len(entries) - 1 and _removed(offline, view, entries[lost].version):
             lost += 1
     since, entries = entries[lost].readable if lost else FIRST, entries[lost:]

@@ -1,4 +1,4 @@
-"""Rows that a run writes to Redis or removes there, found and sent for all keys of a view or for a part of them."""
+"""Find the rows that a materialization writes to Redis or removes there, and send them, for some keys at a time."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -29,18 +29,18 @@ _PROBES = 1000
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The state of some keys, on which a run decides what to write. Add the facts of all parts.
+    """The state of some keys. A run adds the facts of all keys, then decides which rows to write.
 
     Attributes:
         keys: number of keys.
         expired: number of keys whose row is older than the ttl.
         horizon: latest known time of a row up to the time of the run, in microseconds since 1970 UTC; NEVER if none.
-        sample: names in Redis of some of the keys.
-        missing: number of keys that Redis lacks, of a sample of the keys that the last run published.
-        moved: True if a row has new times and the same content.
+        sample: names in Redis of a sample of the keys.
+        missing: number of sampled keys of the last run that Redis no longer has.
+        moved: True if a row has the same content as in the last run and new times.
         clash: True if Redis' present stamp would change the times of a changed or moved row.
-        unchanged: pairs of event and known time of the rows with unchanged content, two of them if there are more.
-        changed: such pairs of the rows with changed content that were known by the horizon of the last run.
+        unchanged: pairs (event time, known time) of rows with unchanged content: the least and the greatest times.
+        changed: such pairs of rows with changed content that were known by the horizon of the last run.
     """
 
     keys: int = 0
@@ -73,16 +73,16 @@ class Facts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Selection:
-    """Selects the rows to write.
+    """Tells `Part.write` which rows to write.
 
     Attributes:
-        record: the run's record in Redis. No row is written once another run has replaced it.
+        record: the view's record in Redis. Writing stops once another run has replaced it.
         horizon: the horizon of `OnlineStore.write`.
-        suspects: keys with pushed rows. Only their rows and changed rows are written, and keys that are gone since the
-            last run are removed. None writes all rows.
-        moved: write rows with new times and the same content, too.
-        stamp: without `suspects`, write only the rows whose times this stamp would change, or only the other rows.
-        late: selects the former.
+        suspects: keys with pushed rows. Write their rows and changed rows only, and remove keys that are gone since the
+            last run. With None, write all rows.
+        moved: with `suspects`, also write rows with the same content and new times.
+        stamp: without `suspects`, write only part of the rows, by whether this stamp would change their times.
+        late: True for the rows whose times `stamp` would change, False for the other rows.
     """
 
     record: bytes | None
@@ -94,7 +94,15 @@ class Selection:
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The counts of rows written and removed, and the indices of the suspects that are keys of the part."""
+    """The result of a write. Add the results of all parts.
+
+    Attributes:
+        compared: number of rows that were compared with Redis.
+        changed: number of rows that differed from Redis.
+        written: number of rows written.
+        removed: number of rows removed.
+        found: indices of the suspects that are keys of the part.
+    """
 
     compared: int = 0
     changed: int = 0
@@ -111,7 +119,7 @@ class Written(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Part:
-    """The latest rows of some keys of a view: `now`, and those that the last run published (`before`), if known."""
+    """The latest rows of some keys of a view, and in `before` the rows that the last run published, if known."""
 
     now: LatestRows
     before: LatestRows | None
@@ -123,13 +131,13 @@ class Part:
 
     @cached_property
     def _changes(self) -> tuple[Mask, Mask]:
-        """Masks of the rows that have other content, and of the rows that only have new times."""
+        """Masks of the rows with new content, and of the rows with the same content and new times."""
         assert self.before is not None  # noqa: S101 - the callers compare
         same = self.before.equal_rows(self._matched, self.now, times=False)
         return ~same, same & ~self.before.equal_rows(self._matched, self.now)
 
     def facts(self, store: OnlineStore, record: Published | None) -> Facts:
-        """Find what the part says about the run. `record` is that of the last run, if `before` is known."""
+        """Return the facts of these keys. `record` is the last run's, used if `before` is known."""
         now, view = self.now, self.now.history.view
 
         def sampled(rows: LatestRows, count: int) -> list[bytes]:
@@ -153,10 +161,10 @@ class Part:
         return frozenset((int(pick(event)), int(pick(known))) for pick in (np.min, np.max) if len(event))
 
     def write(self, store: OnlineStore, selection: Selection, require: Callable[[], None] = lambda: None) -> Written:
-        """Write the selected rows. Before each piece of them, call `require`, which may raise an error.
+        """Write the selected rows in pieces. Call `require` before each piece; it may raise an error to stop.
 
-        Raises DependencyError if another run has begun, because this one is taken for dead. Some rows may be written
-        then, so the next run compares every row with Redis.
+        Raises DependencyError if another run has replaced this one, which seemed dead. Some rows may be written then,
+        so the next run compares every row with Redis.
         """
         now, suspects = self.now, selection.suspects
         view, sent, found = now.history.view, np.ones(len(now.content), bool), np.array([], np.int64)
@@ -183,21 +191,22 @@ class Part:
 
 
 class Parts(Protocol):
-    """The latest rows of a view, in this process or on executors, with the methods of `Part` for all keys."""
+    """The latest rows of all keys of a view, in this process or on executors. The methods are those of `Part`."""
 
     def facts(self, record: Published | None) -> Facts: ...
 
     def write(self, selection: Selection, require: Callable[[], None]) -> Written: ...
 
     def remove_others(self, record: bytes | None, horizon: int) -> int:
-        """Remove the rows of all other keys from Redis, as `OnlineStore.remove_except` does. Return their number."""
+        """Remove the rows of keys that the view lacks, like `OnlineStore.remove_except`. Return their number."""
 
 
 Find = Callable[[ViewHistory, int, tuple[ViewHistory, int] | None], AbstractContextManager[Parts]]
-"""Finds the latest rows of a history at a time, and those of an earlier one at its time, if the last is not None."""
+"""Opens the latest rows of a history at a time; the last argument is the history and time of the last run, or None."""
 
 
 def require_record(store: OnlineStore, view: ViewContract, record: bytes | None) -> None:
+    """Raise DependencyError if the view's record in Redis is no longer `record`."""
     if store.record_text(view) != record:
         # Rows of this run may have arrived after those of the other run.
         store.distrust(view)
@@ -216,6 +225,7 @@ def remove(store: OnlineStore, view: ViewContract, keys: pa.Table, horizon: int)
 
 
 def names(store: OnlineStore, view: ViewContract, keys: pa.Table) -> list[bytes]:
+    """Return the names of keys in Redis."""
     return entity_keys(store.contract.project, view.keys, key_values(view, keys))
 
 

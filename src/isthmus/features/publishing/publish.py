@@ -81,7 +81,7 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
         history: opened table of the view.
         now: returns the time in microseconds since 1970 UTC; rows after it are not written.
         full: compare every row with Redis, and replace or remove even newer rows there.
-        find: finds the rows and writes them, for example on executors, instead of this process.
+        find: opens the rows to publish, for example on executors; by default in this process.
         waiting: called once if another run writes the view; this run then waits up to `WAIT_SECONDS`.
     """
     started, find = time.perf_counter(), find or _here(store, offline)
@@ -181,7 +181,7 @@ class _Run:
         overtaken = before is not None and before.built > built and not full
         with ExitStack() as stack:
             base = None if full or overtaken else self._base()
-            parts, facts, base = self._found(stack, base)
+            parts, facts, base = self._open(stack, base)
             if overtaken:
                 # Redis has rows of a table that was built later, so these rows overrule nothing.
                 return self._counts(facts, parts.write(Selection(self.record, None), self.lease.require))
@@ -199,9 +199,9 @@ class _Run:
             stamp = facts.stamp(before.horizon) if before is not None else None
             whole = base is None or facts.missing or self.store.lacks_sample(view) or (facts.clash and stamp is None)
             if whole or suspects is None:
-                written, stamp = self._all(parts, record, EVERYTHING if full else horizon), None
+                written, stamp = self._write_all(parts, record, EVERYTHING if full else horizon), None
             else:
-                written = self._changes(parts, horizon, suspects, moved=stamp is None)
+                written = self._write_changes(parts, horizon, suspects, moved=stamp is None)
                 stamp = stamp or record.stamp
         self.lease.require()
         places = np.unique(np.linspace(0, len(facts.sample), SAMPLE, endpoint=False, dtype=np.int64))
@@ -220,24 +220,24 @@ class _Run:
         self._publish(msgspec.structs.replace(record, stamp=stamp, pending=False, complete=published.NEVER))
         return self._counts(facts, written)
 
-    def _found(
+    def _open(
         self, stack: ExitStack, base: tuple[ViewHistory, int] | None
     ) -> tuple[Parts, Facts, tuple[ViewHistory, int] | None]:
-        """Find the rows, and those of `base` until `stack` closes. Return None for a base that cannot be read."""
+        """Open the rows of the table and of `base` until `stack` closes. Return None as base if it cannot be read."""
         try:
             parts = stack.enter_context(self.find(self.history, self.at, base))
             return parts, parts.facts(self.before), base
         except IsthmusError:
             if base is None:
                 raise
-        return self._found(stack, None)  # That version is gone.
+        return self._open(stack, None)  # The version of the base may be gone.
 
-    def _changes(self, parts: Parts, horizon: int, suspects: pa.Table, *, moved: bool) -> Written:
+    def _write_changes(self, parts: Parts, horizon: int, suspects: pa.Table, *, moved: bool) -> Written:
         written = parts.write(Selection(self.record, horizon, suspects, moved), self.lease.require)
         left = suspects.filter(pa.array(~np.isin(np.arange(len(suspects)), written.found)))
         return written + Written(removed=remove(self.store, self.view, left, horizon))
 
-    def _all(self, parts: Parts, record: Published, horizon: int) -> Written:
+    def _write_all(self, parts: Parts, record: Published, horizon: int) -> Written:
         if record.stamp is None:
             written = parts.write(Selection(self.record, horizon), self.lease.require)
         else:

@@ -183,12 +183,12 @@ class EventLog:
     def _compact(self) -> None:
         # Readers keep the files of their version: nothing is deleted before the retention of a vacuum.
         table, enough = self.open(), self._compacted + _FILES
-        if table is None or len(table.file_uris()) < enough or _spare(table) < enough:
+        if table is None or len(table.file_uris()) < enough or _extra_files(table) < enough:
             return
         with self._stored.writing():
             table.optimize.compact(target_size=_TARGET_BYTES)
             table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
-        self._compacted = _spare(table)
+        self._compacted = _extra_files(table)
 
     def rows(self, schema: pa.Schema, days: Days | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all events, or those on `days`, in the columns of `schema`. Columns that the table lacks are null."""
@@ -268,7 +268,8 @@ class EventLog:
         self._unreadable.commit(table, pa.Table.from_pylist(left, _UNREADABLE_SCHEMA), {}, mode="overwrite")
 
 
-def _spare(table: DeltaTable) -> int:
+def _extra_files(table: DeltaTable) -> int:
+    """Count the files beyond one per day."""
     days = files_by_day(table)
     return sum(days.values()) - len(days)
 

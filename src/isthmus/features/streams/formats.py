@@ -26,7 +26,7 @@ from isthmus.features.values.arrow import ARROW
 _SCALE = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _INT32, _INT64 = 1 << 31, 1 << 63
 _TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
-"""Texts that Arrow reads like msgspec, which decides on all others."""
+"""Times that Arrow and msgspec read alike. Events with other texts are decoded one by one, with msgspec."""
 _STANDARD = re.compile(r"google/protobuf/\w+\.proto")
 """Files that every Protobuf library has, so that a registry does not keep them."""
 
@@ -62,7 +62,7 @@ class EventDecoder:
         self._members = {f"f{n}": name for n, name in enumerate(columns.names)}
         self._decode = self._decoder(form, self._struct(required), root)
         lines = isinstance(form, Json) and not form.registry
-        # With times as texts, of which Arrow converts a whole column at once.
+        # Read times as texts: Arrow converts a whole column of them at once.
         self._decode_lines = msgspec.json.Decoder(self._struct(required, times=str)).decode_lines if lines else None
 
     def _struct(self, required: Sequence[str], times: Any = None) -> Any:
@@ -88,7 +88,7 @@ class EventDecoder:
         return self._table([decoded[n] for n in kept]), [readable[n] for n in kept], unreadable
 
     def _all_at_once(self, events: Sequence[StreamEvent]) -> pa.Table | None:
-        """Return the rows of JSON events, a line each. Return None if an event is not a line, or may be unreadable."""
+        """Decode JSON events that are one line each. Return None if an event may be unreadable, or is not one line."""
         values = [event.value for event in events if event.value is not None]
         text = b"\n".join(values)
         if self._decode_lines is None or len(values) < len(events) or text.count(b"\n") != len(values) - 1:
@@ -131,7 +131,7 @@ class EventDecoder:
             if self._scale:
                 values = [None if value is None else value * self._scale for value in values]
             text = isinstance(next((value for value in values if value is not None), None), str)
-            times = _parsed(pa.array(values, pa.string()), field.type) if text else pa.array(values, field.type)
+            times = _parse_times(pa.array(values, pa.string()), field.type) if text else pa.array(values, field.type)
             last = pc.max(times.cast(pa.int64())).as_py()
             first = pc.min(times.cast(pa.int64())).as_py()
             if last is not None and not FIRST <= first <= last <= LAST:
@@ -304,9 +304,9 @@ class EventDecoder:
         return ConfigurationError("definitions.py", [Problem(self._where, f"{file} {found}")])
 
 
-def _parsed(texts: pa.Array, dtype: pa.DataType) -> pa.Array:
+def _parse_times(texts: pa.Array, dtype: pa.DataType) -> pa.Array:
     if not pc.all(pc.match_substring_regex(texts, _TIME)).as_py():
-        raise ValueError("perhaps not a time")
+        raise ValueError("a text may not be a time")
     return texts.cast(dtype)
 
 

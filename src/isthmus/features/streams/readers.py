@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SEQUENCE = 1 << 20
 """Entries that a Redis stream may have per millisecond."""
 _PART = 2000
-"""Events that are taken at a time from those that have arrived from Kafka."""
+"""Messages to take from the Kafka client at a time."""
 _REFRESH_SECONDS = 30.0
 """Seconds between two looks for new partitions."""
 _SILENCE_SECONDS = 10.0
@@ -192,7 +192,7 @@ class KafkaReader:
         return events
 
     def _consume(self, limit: int, seconds: float) -> "Iterator[Message]":
-        # In parts: librdkafka's client keeps Python's other threads waiting while it makes the objects of a part.
+        # In parts: the Kafka client blocks Python's other threads while it creates the messages of a part.
         end = time.monotonic() + seconds
         while limit > 0:
             wanted = min(limit, _PART)

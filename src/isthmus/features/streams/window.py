@@ -33,8 +33,11 @@ class EventWindow:
             self.events = self.events.filter(pa.array(times >= first)).combine_chunks()
             self.first = first
 
-    def like(self, events: pa.Table) -> tuple[pa.Table, pa.BooleanArray]:
-        """Return the events in the window that may equal one of these events, and a mask of the latter."""
+    def possible_copies(self, events: pa.Table) -> tuple[pa.Table, pa.BooleanArray]:
+        """Return the events in the window that may equal one of `events`, and a mask of `events` that have such a copy.
+
+        Copies have equal times and equal hashes of their numbers. Other columns may differ.
+        """
         times, new = micros(self.events[self._timestamp]), micros(events[self._timestamp])
         near = self.events.filter(pa.array((times >= new.min(initial=LAST)) & (times <= new.max(initial=FIRST))))
         own, others = _numbers(near), _numbers(events.select(near.column_names))
@@ -47,7 +50,7 @@ class EventWindow:
 
 
 def _numbers(events: pa.Table) -> pa.Array:
-    """Return a number for each event. Equal events have the same one, and most others have not."""
+    """Return a hash of the numbers and times of each event. Equal events have equal hashes."""
     numbers = np.zeros(len(events), np.int64)
     for column in events.columns:
         if pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type):

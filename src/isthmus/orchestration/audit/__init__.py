@@ -1,1 +1,1 @@
-"""`isthmus audit` and `isthmus init --from-feast`: an existing Feast repository, examined and converted."""
+"""`isthmus audit` and `isthmus init --from-feast`: audit an existing Feast repository, or convert it."""

@@ -1,4 +1,4 @@
-"""Audit a Feast repository: compare each view's source with what its stores serve, one view in memory at a time."""
+"""Audit a Feast repository: compare each view's source with the rows that its stores return, one view at a time."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -28,17 +28,17 @@ _FARTHEST = 14 * 3_600_000_000
 def audit(
     folder: Path, *, sample: int | None = None, views: Collection[str] = (), progress: Progress = silent
 ) -> Report:
-    """Compare the views of a Feast repository with what its stores serve. Nothing is written to it.
+    """Compare the sources of a Feast repository's views with the rows that its stores return. Write nothing to them.
 
     Args:
         folder: folder with a `feature_store.yaml`.
         sample: number of keys to compare per view; None compares all.
         views: names of the views to compare; all if empty.
-        progress: receives the view, and the share that is done.
+        progress: receives the view, and the share of views that are done.
 
     Raises:
         ConfigurationError: the settings or the registry cannot be used, or a view does not exist.
-        DependencyError: the registry cannot be read. Errors of views are part of the report.
+        DependencyError: the registry cannot be read. Errors of single views are in the report instead.
     """
     began, now, reports = time.monotonic(), clock.now(), list[ViewReport]()
     with TemporaryDirectory(prefix="isthmus-audit-") as scratch:
@@ -63,7 +63,7 @@ def audit(
             ("on-demand", repository.registry.on_demand_feature_views),
             ("label", repository.registry.label_views),
         )
-        skipped = [f"Not audited, because no source has the values: {len(items)} {kind} views."
+        skipped = [f"Not audited, because their values are in no source: {len(items)} {kind} views."
                    for kind, items in others if len(items)]  # fmt: skip
         online, offline = (str(repository.section(name, default)["type"])
                            for name, default in (("online_store", "sqlite"), ("offline_store", "dask")))  # fmt: skip
@@ -74,7 +74,7 @@ def audit(
 
 
 class _Audit:
-    """The audit of one view: reads both sides, and adds what it finds to the report."""
+    """Audits one view: reads its source at once, and adds findings to the report in `run`."""
 
     def __init__(self, view: View, sample: int | None, now: int, report: ViewReport) -> None:
         self.view, self.now, self.report, self.every = view, now, report, sample is None
@@ -100,7 +100,7 @@ class _Audit:
                 self.report.errors.append(str(error))
 
     def _source(self) -> None:
-        """Find what is wrong with the source, whatever the stores have."""
+        """Find faults of the source alone: future times, duplicates, ties, and values that the declared type rounds."""
         history, everything = self.history, tuple(self.history.cells)
         ahead = np.flatnonzero(self.source.event > self.now)
         near = int(self.source.event.max(initial=0)) - self.now <= _FARTHEST
@@ -112,7 +112,7 @@ class _Audit:
         self._add("tie", "tie", history.row[tie], features)
         for name in everything:
             lost = np.flatnonzero(encoding.loses(self.source.table[name], self.view.types[name]))
-            note = f"The source is more exact than the declared {self.view.types[name]}: training and serving differ."
+            note = f"The declared type {self.view.types[name]} rounds the source, so training and serving differ."
             self._add("rounded", "rounded", lost, [name], note=note)
 
     def _online(self) -> None:
@@ -164,7 +164,11 @@ class _Audit:
         self, kind: str, cause: str, rows: Ints, features: Mapping[str, int] | Sequence[str],
         online: OnlineRows | None = None, keys: Ints | None = None, at: Ints | None = None, note: str = "",
     ) -> None:  # fmt: skip
-        """Add a finding about rows of the source, with examples: of `keys` online, or at the times `at` in a join."""
+        """Add a finding about rows of the source, if there are any, with the first of them as examples.
+
+        `features` are counts by feature, or the names of features that all rows count for. Examples show the online
+        rows of `keys` in `online`, or a join at the times `at`.
+        """
         if not len(rows):
             return
         counts = dict(features) if isinstance(features, Mapping) else dict.fromkeys(features, len(rows))
@@ -189,7 +193,7 @@ class _Audit:
 
 
 def _line(view: View, keys: dict[str, Any], feature: str, at: int | None) -> str:
-    """Return a line of Feast's SDK that shows the value of a feature online, or at a time in the offline store."""
+    """Return a line of Python that reads a feature with Feast's SDK: online, or offline at the time `at`."""
     store, features = f"feast.FeatureStore({str(view.repository.folder)!r})", f'["{view.name}:{feature}"]'
     if at is None:
         return f"{store}.get_online_features({features}, [{keys!r}]).to_dict(include_event_timestamps=True)"

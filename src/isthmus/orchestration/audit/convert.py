@@ -21,7 +21,7 @@ isthmus serve                                # http://127.0.0.1:6570/docs
 
 
 def init_from_feast(folder: Path, repository: Path) -> tuple[Scaffold, list[str]]:
-    """Create a project in `folder`. Return what was written, and sentences about what has no equivalent.
+    """Create a project in `folder`. Return its files, and a note for each declaration without an equivalent.
 
     Raise ConfigurationError or DependencyError if the repository cannot be read; then nothing is written.
     """

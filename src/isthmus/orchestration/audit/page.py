@@ -1,4 +1,4 @@
-"""An audit as text for the terminal, and as one page to send."""
+"""Show an audit on the terminal, or as one HTML page to send."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ from isthmus.features.document.html import to_html
 from isthmus.orchestration.audit.report import KINDS, Example, Finding, Report, ViewReport
 
 _WIDEST = 60
-"""The most characters of a value in a table."""
+"""Maximum characters of a value in a table."""
 
 
 def page(report: Report) -> str:
@@ -45,7 +45,7 @@ def _summary(report: Report) -> Iterator[Block]:
                     f"Compared on {report.at}: {keys}, in {report.seconds:,.1f} s. Nothing was written.")  # fmt: skip
     findings = [*report.findings]
     if report.passed:
-        yield Paragraph(good("Every value that is served is the value of its source."))
+        yield Paragraph(good("Every compared value equals the value of its source."))
     elif findings:
         count = len({view.name for view, _ in findings})
         yield Paragraph(
@@ -53,7 +53,7 @@ def _summary(report: Report) -> Iterator[Block]:
         )
     yield from (Paragraph(bad(f"Not compared: {error}")) for error in report.errors)
     yield from (Paragraph(note) for note in report.notes)
-    columns = ["view", "rows", "keys", "compared", *KINDS, "join in", "join out", "seconds"]
+    columns = ["view", "rows", "keys", "values compared", *KINDS, "rows into join", "rows out of join", "seconds"]
     lines: list[list[Text]] = []
     for view in report.views:
         totals = [sum(counts.get(kind, 0) for counts in view.features.values()) for kind in KINDS]
@@ -75,7 +75,7 @@ def _view(view: ViewReport) -> Iterator[Block]:
         if about.remedy:
             parts.append(Paragraph((strong("To do: "), f"{about.remedy}.")))
         if finding.examples:
-            columns = ["key", "feature", "source", "its time", "online", "online time"]
+            columns = ["key", "feature", "source value", "source time", "online value", "online time"]
             parts += [TableBlock(columns, [_cells(example) for example in finding.examples], code=columns[2:])]
             checks = "\n".join(dict.fromkeys(example.check for example in finding.examples))
             parts += [BlockGroup("details", [Code(checks, "import feast, pandas")], "Check with Feast's SDK")]
@@ -88,10 +88,8 @@ def _view(view: ViewReport) -> Iterator[Block]:
 
 def _mend(report: Report) -> Iterator[Block]:
     if report.mend:
-        yield Heading("What Isthmus's classes for Feast mend")
-        yield Paragraph(
-            "Install `isthmus[orchestration]`, replace these lines, run `feast apply`, and materialize again."
-        )
+        yield Heading("Fix it with Isthmus's classes for Feast")
+        yield Paragraph("Install `isthmus[orchestration]`, set these lines, run `feast apply`, and materialize again.")
         yield Code(report.mend, "feature_store.yaml")
 
 

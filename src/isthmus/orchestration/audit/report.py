@@ -1,4 +1,4 @@
-"""The result of an audit: what was compared, what differs and why, and examples to check with Feast's SDK."""
+"""The result of an audit: counts by view and feature, findings with causes, and examples to check with Feast's SDK."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -8,12 +8,12 @@ from isthmus.features.audit.causes import CAUSES, mend
 from isthmus.features.errors import DependencyError, GateFailed
 
 KINDS = ("differing", "missing online", "stale", "expired but served", "rounded", "lost by the join", "tie")
-"""The counts per feature."""
+"""Kinds of findings that are counted per feature. Audits count "differing" values themselves."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row to check: what the source and the store have, and a line of Feast's SDK that shows it."""
+    """A row with a difference: its values in the source and the store, and in `check` a line of Python to read it."""
 
     key: dict[str, Any]
     feature: str
@@ -26,7 +26,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Finding:
-    """Differences of one kind with one cause. `count` is a number of keys, or of rows of the source or the join."""
+    """Differences of one kind with one cause.
+
+    Attributes:
+        kind: the symptom, such as "stale".
+        cause: its explanation, a key of `CAUSES`.
+        count: number of keys online, of source rows, or of rows of a join.
+        features: number of these rows with a difference, by feature.
+    """
 
     kind: str
     cause: str
@@ -38,7 +45,17 @@ class Finding:
 
 @dataclass
 class ViewReport:
-    """The audit of a view. `errors` say what could not be compared. `rows_in` and `rows_out` are of the join."""
+    """The audit of a view.
+
+    Attributes:
+        rows: number of source rows.
+        keys: number of keys up to the time of the audit.
+        compared: number of values that were compared with the online store.
+        rows_in: number of entity rows given to the offline store's join.
+        rows_out: number of rows that the join returned.
+        features: counts by feature and kind.
+        errors: reasons why something could not be compared.
+    """
 
     name: str
     rows: int = 0
@@ -60,7 +77,7 @@ class ViewReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The audit of a repository, with the settings for Feast that mend what our classes mend."""
+    """The audit of a repository. `mend` has the lines of `feature_store.yaml` that fix some of the findings."""
 
     repository: str
     project: str
@@ -101,6 +118,8 @@ class Report:
         """Raise GateFailed if anything differs, or DependencyError if only something could not be compared."""
         if findings := [finding.cause for _, finding in self.findings]:
             found = f"{len(findings)} finding{'s' * (len(findings) > 1)} in {self.project}"
-            raise GateFailed("audit", f"{found}: {', '.join(dict.fromkeys(findings))}")
+            causes = ", ".join(dict.fromkeys(findings))
+            raise GateFailed("audit", f"{found}: {causes}", remedy="see the report for examples and remedies")
         if self.errors:
-            raise DependencyError("audit", f"not everything could be compared: {self.errors[0]}")
+            raise DependencyError("audit", f"not everything could be compared: {self.errors[0]}",
+                                  remedy="fix this, then run `isthmus audit` again")  # fmt: skip

@@ -126,7 +126,7 @@ def stream(
 
 @verbs.command()
 def maintain(project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Merge small files of tables, and remove versions and caches that nothing needs. No value changes."""
+    """Merge small files of tables, and remove old versions and caches that are no longer needed. No value changes."""
     from isthmus.orchestration.cli.screens.report import maintenance_blocks
     from isthmus.orchestration.maintenance import maintain as maintenance
 

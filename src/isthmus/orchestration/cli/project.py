@@ -24,7 +24,7 @@ def init(
     example: Annotated[Example, typer.Option(help="Template; empty has a few generated rows.")] = "empty",
     from_feast: Annotated[
         Path | None,
-        typer.Option("--from-feast", **local("Feast repository, for the same entities, views and services.")),
+        typer.Option("--from-feast", **local("Feast repository whose entities, views and services to convert.")),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -59,7 +59,7 @@ def audit(
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare what a Feast repository serves with its sources, and name each cause. Writes nothing to its stores."""
+    """Compare the values that a Feast repository serves with its sources, and explain each difference. Read only."""
     from isthmus.orchestration.audit.audit import audit as run
     from isthmus.orchestration.audit.page import page, screen
 

@@ -1,1 +1,1 @@
-"""`isthmus maintain`: small files merged, old versions removed, caches trimmed; and the space that tables take."""
+"""`isthmus maintain`: merge small files, remove old versions, trim caches, and measure the size of tables."""

@@ -1,4 +1,4 @@
-"""Maintain a project's tables and caches (`isthmus maintain`), and measure the space that tables take."""
+"""Maintain a project's tables and caches (`isthmus maintain`), and measure the size of tables."""
 
 import shutil
 import time
@@ -25,15 +25,22 @@ from isthmus.orchestration.recording import table as recorded
 from isthmus.serving.recorder.options import Recording
 
 FILE = "disk.json"
-"""File in the state folder with times and sizes of each table, from which its growth is known."""
+"""File in the state folder with earlier sizes of each table and their times, to measure growth."""
 _SAMPLES = 32
+"""Sizes to keep per table."""
 _NEWEST_ONLY = 1.0
-"""Days for older versions of tables that are only read at their newest version, by readers that still run."""
+"""Days to keep older versions of tables that new readers open at the newest version: a reader may still run."""
 _FOLDERS = ("", f"{pushes.FOLDER}/", f"{events.FOLDER}/", f"{events.FOLDER}/{events.UNREADABLE}/")
 
 
 class Maintenance(msgspec.Struct, frozen=True):
-    """The result of a run: what was done to each table, bytes freed by cache, and errors of tables."""
+    """The result of a run.
+
+    Attributes:
+        tables: result by table.
+        caches: bytes freed by cache.
+        problems: messages about tables that were not maintained, or whose needed versions are unknown.
+    """
 
     tables: dict[str, TableUpkeep]
     caches: dict[str, int]
@@ -44,13 +51,13 @@ def maintain(project: Project, *, progress: Progress = silent) -> Maintenance:
     """Merge small files, remove versions and caches that are no longer needed, and shorten the logs of tables.
 
     No row of a table changes. Versions stay readable for `keep_days` in `[stores]`, and longer if a training set or the
-    replay of served values needs them. Readers, builds and servers may run meanwhile: a table that a build or a
-    collection of pushed rows has locked is done last, and waited for. An interrupted run is finished by the next one.
-    `problems` of the result has the errors of tables; the other tables are maintained all the same.
+    replay of served values needs them. Readers, builds and servers may run meanwhile: if a build or a collection of
+    pushed rows has locked a table, this waits for it after all other tables. The next run finishes an interrupted one.
+    If a table fails, the result has its error in `problems`, and the other tables are maintained.
     """
     done = Maintenance({}, {}, [])
     with project.locked("maintain"):
-        needed: Versions | None = None  # all versions
+        needed: Versions | None = None  # unknown: keep all versions
         try:
             needed = needed_versions(project)
         except IsthmusError as error:
@@ -84,11 +91,11 @@ def maintain(project: Project, *, progress: Progress = silent) -> Maintenance:
 
 def require_done(result: Maintenance) -> None:
     if result.problems:
-        raise DataError("maintenance", "; ".join(result.problems), remedy="then run `isthmus maintain` again")
+        raise DataError("maintenance", "; ".join(result.problems), remedy="fix this, then run `isthmus maintain` again")
 
 
 def tables(project: Project) -> list[str]:
-    """List the Delta tables in the offline store by their folders, also those of views that were removed."""
+    """List the folders of the Delta tables in the offline store, including tables of removed views."""
     storage = storage_files(project.offline, project.storage_options)
 
     def folders(place: str) -> set[str]:
@@ -101,9 +108,9 @@ def tables(project: Project) -> list[str]:
 
 
 def spaces(project: Project) -> dict[str, TableSpace]:
-    """Measure the space of each table, and tell how long the disk lasts if the table grows as in the last weeks.
+    """Measure each table, its growth since an earlier `isthmus maintain`, and the days until that fills the disk.
 
-    Leave out tables that cannot be read.
+    Stop at the first table that cannot be read, and return the tables before it.
     """
     samples, now, folder = _samples(project), clock.now(), Path(project.offline)
     free = shutil.disk_usage(folder).free if folder.is_dir() else None
@@ -123,7 +130,7 @@ def spaces(project: Project) -> dict[str, TableSpace]:
 def _maintain(project: Project, name: str, needed: Versions | None) -> TableUpkeep | None:
     stored, keep_days = _stored(project, name), project.settings.stores.keep_days
     if name.startswith(f"{events.FOLDER}/"):
-        # `isthmus stream` merges the files itself, and would meet a commit of ours.
+        # `isthmus stream` merges the files itself, and a second writer would conflict with it.
         return upkeep.maintain(stored, _NEWEST_ONLY, merge=False)
     if name == recorded.FOLDER:
         keep = (project.settings.server.record or Recording()).keep_days
@@ -146,7 +153,7 @@ def _stored(project: Project, name: str) -> StoredTable:
 
 
 def _trim(project: Project, pattern: str, days: float) -> int:
-    """Delete cached files that were last used so many days ago, each `key.json` with its folder; return their bytes."""
+    """Delete cached files that were not used for `days`, and the folder of each such `key.json`. Return bytes freed."""
     freed = 0
     for file in [*project.state.glob(pattern)]:
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The older versions of tables that a project still needs: for training sets and for the values that were served."""
+"""Find the older versions of tables that a project still needs, for training sets and replays of served values."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,16 +16,16 @@ from isthmus.orchestration.artifacts import DATA, RECORD, TrainingSet, records_f
 from isthmus.orchestration.project import Project
 
 Versions = dict[str, set[int]]
-"""Versions by table, named as in the offline store."""
+"""Version numbers by the folder of the table in the offline store."""
 
 
 def needed_versions(project: Project) -> Versions:
-    """Return the versions that stay although they may be older than `keep_days`.
+    """Return the versions that must stay even if they are older than `keep_days`.
 
-    These are the versions of each training set's record, and the versions from which served values of the last
-    `keep_days` are replayed. A view with pushed or streamed rows needs each version that was written to Redis: a pushed
-    row may have been served since any of them. Raise DataError if a record or the log of materializations cannot be
-    read, since it may need versions.
+    These are the versions in each training set's record, and the versions that a replay of values served in the last
+    `keep_days` reads. A view with pushed or streamed rows needs each version that was written to Redis: a pushed row
+    may have been served since any of them. Raise DataError if a record or the log of materializations cannot be read,
+    because the versions that it needs are then unknown.
     """
     log, needed = MaterializationLog(project.offline, project.storage_options), defaultdict[str, set[int]](set)
     since = project.now() - int(project.settings.stores.keep_days * DAY)
@@ -65,7 +65,7 @@ def _training_sets(project: Project) -> Iterator[TrainingSet]:
 
 
 def _first_time(record: TrainingSet) -> int:
-    """Return the first time in a training set's rows, by the statistics of its file; 0 if they are not on this disk."""
+    """Return the earliest time in a training set, from its file's statistics; 0 if it is unknown."""
     try:
         file = pq.ParquetFile(record.path / DATA).metadata
     except FileNotFoundError:

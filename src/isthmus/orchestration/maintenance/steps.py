@@ -1,4 +1,4 @@
-"""Step that maintains tables and caches."""
+"""The step that maintains tables and caches."""
 
 from isthmus.orchestration.steps.outline import Outline
 from isthmus.orchestration.steps.step import Asset, Results, Step, Work
@@ -11,13 +11,13 @@ def _maintain(work: Work) -> Results:
     require_done(result)
     tables = result.tables.values()
     figures = {"bytes": sum(table.space.bytes for table in tables), "freed bytes": sum(table.freed for table in tables)}
-    # Nothing follows this asset, so it needs no version of its content.
+    # No asset depends on this one, so its content needs no version.
     yield "maintained", {**figures, "merged files": sum(table.merged for table in tables), **work.metadata({})}
 
 
 # No dependencies: tables change on their own.
 MAINTENANCE = Asset(
-    "maintenance", Outline, lambda _project: "Merged files, removed versions and trimmed caches, every night.",
+    "maintenance", Outline, lambda _project: "Merges small files, removes old versions and trims caches, every night.",
     library="deltalake", follows=False,
 )  # fmt: skip
 STEPS = (Step("maintain", "serve", _maintain, (MAINTENANCE,)),)

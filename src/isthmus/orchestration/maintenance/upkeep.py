@@ -1,4 +1,4 @@
-"""Upkeep of a Delta table: small files merged, versions that are no longer needed removed, its log kept short."""
+"""Maintain one Delta table: merge small files, remove versions that are no longer needed, and shorten its log."""
 
 import json
 import time
@@ -18,16 +18,20 @@ from isthmus.features.projectstatus import TableSpace
 _LOG = "_delta_log/"
 _DAY = 86_400.0
 _CROWDED = 1.2
-"""Files per partition above which small files are merged."""
+"""Average files per partition above which small files are merged."""
 _ENTRIES = 10
-"""Log entries after a checkpoint from which on a new one is written."""
+"""Write a checkpoint once the newest one is this many log entries old."""
 
 
 class TableUpkeep(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one run for a table: counts of files, and the bytes of the deleted ones in `freed`.
+    """The result of a run for one table.
 
-    `merged` counts small data files that became larger ones, `deleted` data files of removed versions, and `entries`
-    files of the log. `space` is measured after the run.
+    Attributes:
+        merged: number of small data files that were merged into larger ones.
+        deleted: number of deleted data files.
+        entries: number of deleted log files.
+        freed: bytes of all deleted files.
+        space: size of the table after the run.
     """
 
     merged: int
@@ -38,7 +42,7 @@ class TableUpkeep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def space(stored: StoredTable) -> TableSpace:
-    """Measure a table's files. A missing table has none."""
+    """Measure the size and number of a table's files; zeros if the table is missing."""
     with stored.reading():
         files = _Files(stored)
     infos = [*files.data.values(), *files.entries.values(), *files.checkpoints.values()]
@@ -48,14 +52,15 @@ def space(stored: StoredTable) -> TableSpace:
 def maintain(
     stored: StoredTable, days: float, needed: Collection[int] = (), *, merge: bool = True, now: float | None = None
 ) -> TableUpkeep | None:
-    """Merge small files of a table, delete files that no kept version has, and shorten its log. None without a table.
+    """Merge small files of a table, delete the files that only removed versions use, and shorten its log.
 
-    Kept versions are those that were current in the last `days`, and the versions `needed`. Files younger than that
-    stay, too: a writer may be about to commit them. No row changes. If the run is interrupted at any point, all kept
-    versions can be read, and the next run finishes. `now` is the time in seconds since 1970, by default the present.
+    Return None if the table is missing. Versions stay if they were current in the last `days` or are in `needed`. Files
+    younger than `days` stay, too: a writer may be about to commit them. No row changes. If the run is interrupted at
+    any point, these versions can still be read, and the next run finishes. `now` is the time in seconds since 1970, by
+    default the present.
 
-    The caller must keep other writers out, except for those that only append. Raise DataError if the table is damaged
-    or cannot be written, and DependencyError if object storage does not answer.
+    The caller must keep other writers out, except writers that only append. Raise DataError if the table is damaged or
+    cannot be written, and DependencyError if object storage does not answer.
     """
     table = stored.open(check=False)
     if table is None:
@@ -65,15 +70,15 @@ def maintain(
         files = _Files(stored)
         start = files.current(cutoff)
         older = sorted({version for version in needed if version in files.entries and version < (start or 0)})
-        # Delete first: on a full disk, this makes the room to merge.
+        # Delete first: on a full disk, merging needs the space.
         data = files.unreferenced(cutoff, start, older)
         files.delete(data)
         if merge and _crowded(table):
-            # As in the files of a build: dictionaries would make the file of a day larger and slower to read.
+            # As builds write them: dictionaries would make the file of a day larger and slower to read.
             properties = WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False))
             done = table.optimize.compact(writer_properties=properties, post_commithook_properties=stored.hook)
             merged = done["numFilesRemoved"]
-        log = files.outdated(start, older)
+        log = files.log_to_delete(start, older)
         files.delete(log)
     freed = sum(info.size for info in (*data, *log))
     return TableUpkeep(merged=merged, deleted=len(data), entries=len(log), freed=freed, space=space(stored))
@@ -106,12 +111,12 @@ class _Files:
                 self._storage.delete_file(info.path)
 
     def current(self, at: float) -> int | None:
-        """Return the version that was current at a time in seconds since 1970; None if the log begins later."""
+        """Return the version that was current at `at`, in seconds since 1970; None if the log begins later."""
         before = [version for version, info in self.entries.items() if _written(info) <= at]
         return self._origin(max(before)) if before else None
 
     def _origin(self, version: int) -> int:
-        """Return the version whose commit wrote the rows of `version`: later ones only moved them to other files."""
+        """Return the earliest version with the rows of `version`: commits after it only moved rows to other files."""
         while version - 1 in self.entries and any(
             info.get("operation") in HARMLESS for info in self._actions(version, "commitInfo")
         ):
@@ -124,9 +129,9 @@ class _Files:
             yield from (json.loads(line)[kind] for line in file.read().splitlines() if line.startswith(begin))
 
     def unreferenced(self, cutoff: float, start: int | None, older: Collection[int]) -> list[Any]:
-        """Return the data files from before `cutoff` that no version from `start` on and no version in `older` has."""
-        # deltalake's own vacuum goes by the times at which files were replaced, and its checkpoints forget these after
-        # a week. It then deletes files of versions that are younger than its retention.
+        """Return data files from before `cutoff` that are in no version from `start` on and in none of `older`."""
+        # deltalake's own vacuum needs the times at which files were replaced. Its checkpoints drop these times after a
+        # week, and vacuum then deletes files of versions that are younger than its retention.
         if start is None and 0 not in self.entries:
             # No version is too old, and the log begins at a checkpoint.
             start = min(self.checkpoints.keys() & self.entries.keys())
@@ -144,14 +149,14 @@ class _Files:
 
     def _open(self, version: int | None) -> DeltaTable:
         if (table := self._stored.open(version, check=False)) is None:
-            raise OSError("it was removed")
+            raise OSError("the table was removed")
         return table
 
-    def outdated(self, start: int | None, older: Collection[int]) -> list[Any]:
-        """Return the log files before `start` except those of the versions in `older`, and write missing checkpoints.
+    def log_to_delete(self, start: int | None, older: Collection[int]) -> list[Any]:
+        """Write missing checkpoints, and return the log files before `start` that the versions in `older` do not need.
 
-        They must be deleted in this order, from the newest to the oldest and entries before checkpoints: a version that
-        can still be opened is then complete.
+        Delete them in the returned order: newest versions first, and entries before checkpoints. Then every version
+        that can still be opened is complete, even if the deletion is interrupted.
         """
         kept, trim = set[int](), start is not None and start > min((*self.entries, *self.checkpoints))
         if start is not None and trim:
@@ -161,7 +166,7 @@ class _Files:
                 kept |= {*range(first, version + 1)}
                 with suppress(VersionGoneError):
                     self._checkpoint(first)
-        # Last, so that readers begin at the newest checkpoint.
+        # Write the newest checkpoint last: readers begin at the last one that was written.
         if trim or max(self.entries) - max(self.checkpoints, default=-1) >= _ENTRIES:
             self._open(None).create_checkpoint()
         versions = sorted({*self.entries, *self.checkpoints} - kept, reverse=True)

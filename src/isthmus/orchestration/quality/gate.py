@@ -33,7 +33,7 @@ def require_online(
     """Check all expectations of views before their rows go to Redis or to devices. Raise GateFailed if any is broken.
 
     The error lists all broken expectations. `histories` has the offline table of each view by name. `where` names the
-    caller's step in the message. An executor of the engine reads the tables if `spark` is its session.
+    caller's step in the message. If `spark` is an engine's session, an executor reads the tables.
     """
     # The check when a table is built is not enough: a build of a range checks only its own days, and rows may have
     # become too old since.

@@ -42,7 +42,7 @@ class EventBatch:
 
 
 class ReadAhead:
-    """Reads a stream in a thread: the first batch at once, then a batch ahead of its processing if there is a backlog.
+    """Reads a stream in a thread. Starts with the first batch at once, and reads ahead while there is a backlog.
 
     Call `seek` on the reader first. Nothing else may use the reader.
     """

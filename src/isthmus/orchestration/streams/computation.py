@@ -87,7 +87,7 @@ class TileComputation(Recomputation):
     def add(self, events: pa.Table) -> pa.Table:
         # If an event is older than the events in memory, `rows` reads them again.
         recent = pa.array(micros(events[self._timestamp]) >= self.window.first)
-        earlier, again = self.window.like(events)
+        earlier, again = self.window.possible_copies(events)
         new = self._to_aggregate(events.filter(pc.and_not(recent, again)))
         self._tiles.add(new)
         other = events.filter(pc.or_(pc.invert(recent), again))

@@ -99,7 +99,7 @@ class SourceUpdater:
         self.reader.passed = read.passed
         self.reader.seek(read.of_stream(read.offsets), skip_expired=skip_expired)
         self._decoder = event_decoder(self.source, self._columns, self._project.root, self._required_keys())
-        # It reads the first events while the views are opened.
+        # Read the first events while the views are opened.
         self._ahead = ReadAhead(
             self.reader, partial(read_events, self._project, self.source, self._decoder), BATCH, seconds
         )
@@ -193,7 +193,7 @@ class SourceUpdater:
         return frames
 
     def _require_streamable(self, view: FeatureView, others: Frames) -> None:
-        # `apply` has checked a view of local sources with Sail.
+        # With Sail, `apply` has checked views whose sources are all local.
         if self._project.settings.engine != "sail" or not all(source.path and source.local for source in view.sources):
             frames = {**others, self.source.name: self._archive}
             contract = self._contract.views[view.name]

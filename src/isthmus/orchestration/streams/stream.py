@@ -27,7 +27,7 @@ _LINGER_SECONDS = 0.1
 """Longest wait for the events of a micro-batch."""
 _RETRY_SECONDS = 2.0
 _SWITCH_SECONDS = 0.0005
-"""Time after which a thread that reads ahead lets the interpreter go; Python's default is ten times as long."""
+"""Seconds until a thread that reads ahead yields to other Python threads, a tenth of Python's default."""
 _UNSAVED = 200_000
 """Rows that are written online before the table is written early."""
 
@@ -84,7 +84,7 @@ def stream(  # noqa: PLR0913 - the options of the command
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Signal | None = None) -> None:
-    """Read the streams of all views until `stopped` is set. After an error, call `say` with it, and try again."""
+    """Read the streams of all views until `stopped` is set. Pass errors to `say`, and start again after each."""
 
     def turn() -> str:
         stream(Project(project.root), say=say, stopped=stopped)

@@ -256,7 +256,8 @@ class ViewUpdater:
         """Keep rows, and the keys and times of removed rows, for `save`."""
         own = rows.select(self._names)
         replaced = pa.concat_tables([own, gone])
-        if int(micros(replaced["known_at"]).min(initial=LAST)) < self._written_before:  # or no such row was kept yet
+        # Rows that became known at `_written_before` or later were not kept yet.
+        if int(micros(replaced["known_at"]).min(initial=LAST)) < self._written_before:
             self._future = rows_not_in(self._future, replaced)
             self._unsaved_rows = rows_not_in(self._unsaved_rows, replaced)
             self._unsaved_removals = rows_not_in(self._unsaved_removals, own)

@@ -246,7 +246,7 @@ class _Run:
 
     @contextmanager
     def rows(self, days: Days | None = None, progress: Progress = silent) -> Iterator[DaySpool | DayFiles]:
-        """Compute the rows of days (default: all) for the block: here, or into files, in steps or by executors."""
+        """Compute the rows of days (default: all) for the block: in memory, or into files, by steps or by executors."""
         within = None if days is None else (days.first * DAY, days.end * DAY)
         frames, reach = self.frames, self.compiled.lookback
         if days is not None and reach is not None:

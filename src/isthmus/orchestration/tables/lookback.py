@@ -37,9 +37,9 @@ def require_enough(
 ) -> None:
     """Check that the lookback a view declares is long enough; raise DataError if a longer one gives other rows.
 
-    Computes the first day in `rows`, the rows just built, or in the `part` of them, again. To compute a range of days,
-    a build uses the rows of the sources from one lookback before its first day until one lookback after its last. The
-    longer lookback is twice the declared one, and at least a day longer. A lookback that is too short only on later
+    `rows` has the rows just built. Computes their first day again, or the first day in `part`. To compute a range of
+    days, a build uses the rows of the sources from one lookback before its first day until one lookback after its last.
+    The longer lookback is twice the declared one, and at least a day longer. A lookback that is too short only on later
     days is not detected. Does nothing if the view has no lookback or there are no rows. `frames` has the rows of the
     sources, at least as far as the longer lookback reaches.
     """

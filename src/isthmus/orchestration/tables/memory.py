@@ -1,4 +1,4 @@
-"""A build with `memory_mb`: steps whose rows fit in memory, then files of days that one commit lists."""
+"""Build a view within `memory_mb`: compute ranges of days that fit in memory, then write the files of all days."""
 
 from collections.abc import Mapping
 from itertools import accumulate
@@ -16,24 +16,25 @@ from isthmus.orchestration.tables import lookback
 from isthmus.transforms.views.compute import Frames, RowChecks, source_rows, stream_view
 
 VALUE = 160
-"""Bytes for a value of a row that an engine computes: read, sorted, in windows and in the result."""
+"""Estimated bytes that an engine needs per value of a row: to read, sort and window it, and for the result."""
 
 
 def write_days(  # noqa: PLR0913 - a view, its data, and where they go
     view: FeatureView, frames: Frames, store: OfflineStore, target: DayTarget, days: Days | None, memory: int,
     progress: Progress,
 ) -> DayFiles:  # fmt: skip
-    """Compute a view's rows, in ranges of days if it has a lookback, and write the files of days without a commit.
+    """Compute a view's rows, in ranges of days if it has a lookback, and write the files of days. Commit nothing.
 
-    `days` is the range, by default all; `memory` is the engine's, in bytes. Raises the errors of `stream_view`.
+    `days` is the range to compute, by default all. `memory` is the engine's memory in bytes. Raises the errors of
+    `stream_view`, and DataError if the lookback is too short.
     """
     contract, counts = target.contract, source_rows(view, frames)
     row = VALUE * (2 + sum(column.size or 1 for column in (*contract.keys, *contract.fields)))
     parts, longest = steps(counts, days, contract.lookback, memory // row)
     if longest > memory // row:
         why = "because the view has no lookback" if contract.lookback is None else "with its look-back"
-        progress(f"{view.name}: a step reads {longest:,} source rows {why}, and memory_mb should be "
-                 f"{PROCESS_MB - (-2 * longest * row >> 20):,}; the engine uses files for the rest", 0.0)  # fmt: skip
+        progress(f"{view.name}: a step reads {longest:,} source rows {why}; the engine may use temporary files. Set "
+                 f"memory_mb to {PROCESS_MB - (-2 * longest * row >> 20):,} to avoid this", 0.0)  # fmt: skip
     with DaySpool(memory // 8) as rows:
         for n, part in enumerate(parts):
             if len(parts) > 1:
@@ -50,10 +51,11 @@ def write_days(  # noqa: PLR0913 - a view, its data, and where they go
 
 
 def steps(counts: Mapping[int, int], days: Days | None, reach: int | None, most: int) -> tuple[list[Days | None], int]:
-    """Divide days (default: all) into ranges that read up to `most` source rows; return them, and the most rows of one.
+    """Divide `days` (default: all) into ranges that each read up to `most` source rows.
 
-    `counts` has the source rows by day. A range also reads the days within `reach`, the lookback in microseconds, and
-    is not shorter, because it would read each row many times. Without a lookback, `days` is the only range.
+    Return the ranges, and the number of source rows that the largest one reads. `counts` has the source rows by day.
+    `reach` is the lookback in microseconds. A range also reads the days within `reach` of it, and is at least as long,
+    so that no row is read many times. It may then exceed `most`. Without a lookback, `days` is the only range.
     """
     if reach is None:
         return [days], sum(counts.values())
@@ -69,7 +71,7 @@ def steps(counts: Mapping[int, int], days: Days | None, reach: int | None, most:
         first = ranges[-1].end
         longest = max(longest, int(before[np.searchsorted(known, first + reach)]) - start)
     if days is None:
-        # Events before and after those of the sources.
+        # Views may return rows before or after the times of their sources.
         ranges[0] = Days(day_of(FIRST), ranges[0].end)
         ranges[-1] = Days(ranges[-1].first, day_of(LAST) + 1)
     return [*ranges], longest

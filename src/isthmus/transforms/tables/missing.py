@@ -53,7 +53,7 @@ def _unreached(where: str, message: str) -> DependencyError | None:
         remedy = "install it in the Python that they run, PYSPARK_PYTHON, or add its folder to their PYTHONPATH"
     elif other := _OTHER.search(message):
         problem = f"the executors have another version of isthmus ({other[1]})"
-        remedy = "install the version of this process in the Python that they run, PYSPARK_PYTHON"
+        remedy = "install the version of this process in the Python of the executors (PYSPARK_PYTHON)"
     elif (file := _FILE.search(message)) and Path(file["folder"] or next(filter(None, file.groups()))).exists():
         problem = f"the engine cannot open {next(filter(None, file.groups()))}, though this process can"
         remedy = (

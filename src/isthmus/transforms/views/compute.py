@@ -28,7 +28,7 @@ Frames: TypeAlias = "Mapping[str, DataFrame]"
 
 _CORRECT = "correct it, or its sources' data; nothing was written"
 _EXHAUSTED = re.compile("Resources exhausted|Failed to allocate|Java heap space")
-_MEMORY = "raise memory_mb in isthmus.toml, or declare a shorter lookback of the view; nothing was written"
+_MEMORY = "raise memory_mb in isthmus.toml, or declare a shorter lookback for the view; nothing was written"
 _TIMES = ("event_timestamp", "known_at")
 _ROLES = dict(zip(_TIMES, ("timestamp", "known"), strict=True))
 """For each time column, the attribute of a source that names it."""

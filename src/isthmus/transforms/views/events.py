@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _LARGE, _NAMED = 32 << 20, 1 << 18
-"""Bytes of events from which on they go to the engine in a file, since a message may have 128 MiB; and under a name."""
+"""Bytes above which events go to the engine in a file, because messages have at most 128 MiB, and as a named view."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def events_frame(
             empty = [] if len(events) else [from_arrow_schema(events.schema)]
             frame = spark.createDataFrame([] if empty else events, *empty)
             if events.nbytes > _NAMED:
-                # Every question about the columns of a frame that is made from it would send the events again.
+                # Without a name, each request for the columns of a derived frame would send the events again.
                 frame.createTempView(name)
                 stack.callback(_forget, spark, name)
                 frame = spark.table(name)
@@ -56,7 +56,7 @@ def events_frame(
 def _forget(spark: "SparkSession", name: str) -> None:
     from pyspark.errors import PySparkException
 
-    with suppress(PySparkException):  # it would hide the error because of which the frame is not needed any more
+    with suppress(PySparkException):  # it would hide an error of the caller's block
         spark.catalog.dropTempView(name)
 
 

@@ -1,4 +1,4 @@
-"""A build on an engine's executors: they compute, check and write whole days; this process gets the list of files."""
+"""Build a view on an engine's executors, which compute, check and write whole days. This process lists the files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,10 +32,10 @@ _WIDER = "_wider"
 def write_days(view: FeatureView, frames: Frames, target: DayTarget, within: tuple[int, int] | None = None) -> DayFiles:
     """Compute the rows of a view on the engine's executors, which write the files of the days that differ.
 
-    `within` limits the event times, as in `stream_view`, and the same errors are raised. No commit has the files yet:
-    pass the result to `OfflineStore.prepare`. After an error, files that were written stay in the table's folder, where
-    no reader finds them and a full vacuum removes them. Raises DependencyError if an executor cannot use the offline
-    store or lacks this package.
+    `within` limits the event times, as in `stream_view`. Nothing is committed: pass the result to
+    `OfflineStore.prepare`. Raises the errors of `stream_view`, and DependencyError if an executor cannot use the
+    offline store or lacks this package. After an error, new files stay in the table's folder. No reader finds them, and
+    `isthmus maintain` removes them.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
@@ -57,9 +57,10 @@ def write_days(view: FeatureView, frames: Frames, target: DayTarget, within: tup
     checks.finish(empty=within is not None)
     duplicates.raise_if_any()
     if written != len(days):
-        raise DataError(place, "the engine computed rows of the same day in two tasks", expected="whole days")
+        found, remedy = "the engine computed rows of one day in two tasks", "run the build again; nothing was committed"
+        raise DataError(place, found, expected="one task per day", remedy=remedy)
     if only_pushed := [day for day in target.pushed if day not in days]:
-        # Few rows, which came through this process before.
+        # Pushed rows are few, and this process collected them.
         with DaySpool() as none:
             built, files = target.write(none, pushed=only_pushed)
         days |= {file.day: file for file in files}
@@ -71,9 +72,9 @@ def check_files(  # noqa: PLR0913 - the parameters of `check`
     spark: "SparkSession", target: DayTarget, view: ViewContract, declared: Sequence[Expectation],  # noqa: ARG001
     files: Sequence[tuple[str, int | None]], *, now: int, references: Sequence[ReferenceStatistics] = (),
 ) -> list[Finding]:  # fmt: skip
-    """Check expectations like `check`, in one task of the engine, on the rows of files with their days, if known.
+    """Check expectations like `check`, in one task of the engine.
 
-    `files` has paths in the table's folder. They need not be committed.
+    `files` has paths in the table's folder, each with its day, if known. They need not be committed.
     """
     work = _CheckFiles(target, tuple(files), tuple(declared), now, tuple(references))
     found = run(f"expectations of {target.contract.name}", spark.range(0, 1, 1, 1), work)
@@ -81,7 +82,7 @@ def check_files(  # noqa: PLR0913 - the parameters of `check`
 
 
 def compare(view: FeatureView, contract: ViewContract, frames: Frames, wider: Frames, within: tuple[int, int]) -> str:
-    """Return the first difference between a view's rows from two sets of sources, or "", by a task of the engine."""
+    """Compute a view from two sets of sources in one task of the engine. Return the first difference, or ""."""
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
     (place, rows), (_, others) = (view_frame(view, contract, each, within) for each in (frames, wider))

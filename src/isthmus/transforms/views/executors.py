@@ -1,4 +1,4 @@
-"""Run functions on an engine's executors, whose results and errors are plain data."""
+"""Run functions on an engine's executors. They return results and errors as JSON."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 def run(
     place: str, rows: "DataFrame", work: Callable[..., Iterator[pa.RecordBatch]],
     refusal: type[DataError | DependencyError] = DataError,
-    remedy: str = "correct it, or its sources' data; nothing was committed",
+    remedy: str = "correct it, or the data of its sources; nothing was committed",
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Pass the partitions of `rows` to `work` on the executors; yield what it passed to `result`.
+    """Call `work` on the executors with each partition of `rows`; yield the values that it wraps in `result`.
 
-    Raises the DataError that it passed to `failure`, and DependencyError if an executor lacks a file or this package.
-    If the engine refuses the work, raises `refusal` with `remedy`. `place` names the work in errors.
+    A generator: nothing runs before the first value is requested. `place` names the work in errors. Raises a DataError
+    that `work` wraps in `failure`, DependencyError if an executor lacks a file or this package, and `refusal` with
+    `remedy` if the engine fails otherwise.
     """
     from pyspark.errors import PySparkException
 
@@ -30,7 +31,7 @@ def run(
         with explain_missing(place):
             results = rows.mapInArrow(work, "result string").toArrow()["result"].to_pylist()
     except PySparkException as error:
-        # The error's plan may reveal data that was sent to the executors.
+        # Drop the original error: its plan may show data that was sent to the executors.
         raise refusal(place, f"the engine refused it: {first_line(error)}", remedy=remedy) from None
     for each in map(json.loads, results):
         if each.pop("error", False):
@@ -39,9 +40,10 @@ def run(
 
 
 def result(value: Mapping[str, Any]) -> pa.RecordBatch:
+    """Wrap a result of `work` for `run`."""
     return pa.RecordBatch.from_pydict({"result": [json.dumps(value)]})
 
 
 def failure(error: DataError) -> pa.RecordBatch:
-    """Return an error about data as a result: if it were raised, the engine would run the task again."""
+    """Wrap an error of `work` for `run`. If `work` raised it, the engine would run the task again."""
     return result({**error.as_dict(), "error": True})

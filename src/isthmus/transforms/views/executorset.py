@@ -1,4 +1,4 @@
-"""A training set on an engine's executors: they compute the spine, join it, and write and measure part files."""
+"""Build a training set on an engine's executors: compute the spine, join it, and write and measure part files."""
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,16 +37,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PART = 1 << 18
-"""Rows of a part file, which a task holds in memory with all features."""
+"""Rows per part file. A task holds them in memory with all features."""
 DATA = "data.parquet"
 """Folder of the part files."""
 
 
 @dataclass(frozen=True)
 class StoredSpine:
-    """The rows of a spine (training examples) in files of a store, in order, with their number and hash.
+    """A spine (training examples) in numbered files of a store, in order.
 
-    `part` is the number of rows of a file, and of a task that joins them.
+    Attributes:
+        rows: number of rows.
+        sha256: hash of the rows.
+        part: number of rows per file, and per task that joins them.
     """
 
     store: Store
@@ -70,7 +73,7 @@ class StoredSpine:
         return cls(store, spine.schema, hashed.rows, hashed.sha256, part)
 
     def joined(self) -> Iterator[pa.RecordBatch]:
-        """Read the rows with the views that `write_parts` joined to them in the folder of the spine, in order."""
+        """Read the rows that `write_parts` joined and wrote to the folder of the spine, in order."""
         for number in range(self.parts):
             with self.store.files().open_input_file(self.store.path(_joined_part(number))) as file:
                 yield from pa.ipc.open_stream(file)
@@ -78,7 +81,12 @@ class StoredSpine:
 
 @dataclass(frozen=True)
 class JoinedViews:
-    """Views to join to a spine, with the files and features to read; and whether to add their status."""
+    """The views to join to a spine.
+
+    Attributes:
+        views: (view, files of its table to read, features to join).
+        status: True to add status columns.
+    """
 
     views: Sequence[tuple[ViewContract, Sequence[str], Sequence[str]]]
     status: bool
@@ -104,7 +112,7 @@ def _joined_part(number: int) -> str:
 
 
 def stored_spine(store: Store) -> SpineRows:
-    """Open the spine that was written with a training set, from the folder of `store`."""
+    """Open the spine in the folder of a training set."""
     import pyarrow.fs as fs
 
     storage, where = store.files(), f"spine of the training set {store.place}"
@@ -113,14 +121,15 @@ def stored_spine(store: Store) -> SpineRows:
         paths = sorted(info.path for info in found if info.base_name.startswith("_spine"))
         schema = pa.ipc.open_stream(storage.open_input_file(paths[0])).schema
     except (OSError, IndexError, pa.ArrowException) as error:
-        raise DataError(where, f"cannot be read ({first_line(error)})") from error
+        remedy = "create the training set again"
+        raise DataError(where, f"cannot be read ({first_line(error)})", remedy=remedy) from error
     return SpineRows(
         schema, lambda: (batch for path in paths for batch in pa.ipc.open_stream(storage.open_input_file(path)))
     )
 
 
 def parts(store: Store) -> "ds.Dataset":
-    """Open the part files of a training set in the folder of `store`, in order."""
+    """Open the part files in the folder of a training set, in order."""
     import pyarrow.dataset as ds
 
     return ds.dataset(store.path(DATA), filesystem=store.files(), format="parquet", partitioning=None)
@@ -129,9 +138,9 @@ def parts(store: Store) -> "ds.Dataset":
 def write_spine(
     spine: Spine, columns: Sequence[Column], frames: Frames, store: Store, absent: Mapping[str, pa.DataType]
 ) -> StoredSpine:
-    """Compute a spine like `compute_spine`, in one task of the engine that holds all its rows, and write them.
+    """Compute a spine like `compute_spine` and write it to the folder of `store`, in one task of the engine.
 
-    `absent` has columns of nulls to add. The executors write to the folder of `store`.
+    The task holds all rows in memory. `absent` has columns of nulls to add, with their types.
     """
     place, frame = spine_frame(spine, columns, frames)
     (found,) = run(place, frame.repartition(1), _WriteSpine(spine.name, place, columns, store, dict(absent)))
@@ -142,22 +151,24 @@ def write_spine(
 def write_parts(
     spark: "SparkSession", spine: StoredSpine, views: JoinedViews, tables: Store, target: Store | None = None
 ) -> None:
-    """Join views to the rows of a spine, and write them and the spine as part files to the folder of `target`.
+    """Join views to a spine on the executors, and write the result and the spine as part files to `target`.
 
-    Without `target`, writes the rows for `StoredSpine.joined`. `tables` is the offline store. A task that runs twice
-    writes the same files. Raises DataError or DependencyError; some part files may exist then.
+    Without `target`, write the result to the folder of the spine: read it with `StoredSpine.joined`. `tables` is the
+    offline store. A task that runs twice writes the same files. After a DataError or DependencyError, some part files
+    may exist.
     """
     tasks = spark.range(0, spine.parts, 1, max(spine.parts, 1))
     remedy = "executors need this package, and read and write access to stores.offline"
     written = run("join by the engine", tasks, _WriteParts(spine, views, tables, target), remedy=remedy)
     if (rows := sum(part["rows"] for part in written)) != spine.rows:
-        raise DataError("join by the engine", f"wrote {rows} rows", expected=f"{spine.rows}, as in the spine")
+        expected = f"{spine.rows}, as in the spine"
+        raise DataError("join by the engine", f"wrote {rows} rows", expected=expected, remedy="run the command again")
 
 
 def measure_parts(
     spark: "SparkSession", target: Store, columns: Sequence[Column], views: JoinedViews, tables: Store
 ) -> tuple[int, int, dict[str, FeatureStatistics], dict[str, ViewStatistics]]:
-    """Measure part files, and the tables that they were joined from, in one task of the engine.
+    """Measure part files, and the tables of the joined views, in one task of the engine.
 
     Returns the row count, the latest event time, statistics by column, and table statistics by view.
     """
@@ -222,7 +233,7 @@ class _WriteParts:
 
 @contextmanager
 def _output(store: Store, name: str) -> Iterator[Any]:
-    """Open a file that appears whole: at once in object storage, under another name in a folder."""
+    """Open a file to write. It appears under its name only when it is complete."""
     storage, path = store.files(), store.path(name)
     if is_url(store.root):
         with open_output(storage, path) as sink:

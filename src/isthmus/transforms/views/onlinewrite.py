@@ -1,4 +1,4 @@
-"""Publish a view to Redis from the engine's executors, which find the changed rows. Running a task again is safe."""
+"""Find and write the changed rows of a view on the engine's executors. A task may safely run twice."""
 
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,17 +32,18 @@ if TYPE_CHECKING:
 # Declared names begin with a letter.
 _SIDE, _UNTIL, _SHOWN, _RANK = "_side", "_until", "_shown", "_rank"
 _TOGETHER = 16
-"""Files that a task reads."""
+"""Files per task."""
 _Sum = TypeVar("_Sum", Facts, Written)
 
 
 def latest(view: ViewContract, sides: Sequence[tuple["DataFrame", int]]) -> "DataFrame":
-    """Keep the row of each key that Redis should serve: the latest one that happened and was known by a time.
+    """Return the row of each key that Redis should serve, for each side: its latest row at the time of the side.
 
-    `sides` has rows of the view's offline table, each with that time in microseconds since 1970 UTC. Rows older than
-    the view's ttl are kept, too. All rows of a key, of all sides, are in one partition. `_side` is the number of the
-    side, and `_until` the latest known time by that time of all rows of the key. A key without a row to serve keeps
-    some row, with a false `_shown`.
+    A side is the rows of one version of the view's offline table, and a time in microseconds since 1970 UTC. A row
+    counts if it happened and was known by that time, even if it is older than the view's ttl. The result has all rows
+    of a key in one partition, with three more columns: `_side`, the number of the side; `_until`, the latest known time
+    of the key's rows up to the time of the side; and `_shown`, False if no row of the key counts. The key then has an
+    arbitrary row.
     """
     from pyspark.sql import DataFrame, Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
@@ -62,18 +63,18 @@ def latest(view: ViewContract, sides: Sequence[tuple["DataFrame", int]]) -> "Dat
 
 
 def rows_of(spark: "SparkSession", store: Store, history: ViewHistory, *, values: bool = True) -> "DataFrame":
-    """Return a DataFrame of a view's offline table in `store`, with or without its features."""
+    """Read a version of a view's offline table in `store` as a DataFrame, with its features if `values`."""
     features = () if values else [column.name for column in history.view.fields]
     schema = pa.schema([field for field in table_schema(history.view) if field.name not in features])
     return store.read(spark, [f"{history.view.table}/{file}" for file in history.files], schema, together=_TOGETHER)
 
 
 def finder(spark: "SparkSession", store: Store, contract: Contract, url: str) -> Find:
-    """Return the function with which `publish` finds and writes rows of views on the engine's executors.
+    """Return the `find` of `publish` that finds and writes rows on the engine's executors.
 
-    They read the tables in `store`, and write to Redis at `url`. The URL may contain a password, so it travels inside a
-    pickled function and no plan or log of the engine shows it. `publish` raises DependencyError if an executor fails,
-    for example because it cannot reach Redis. Some rows may be written then. Calling it again is safe.
+    The executors read the tables in `store`, and write to Redis at `url`. The URL may contain a password, so it travels
+    inside a pickled function: no plan or log of the engine shows it. `publish` raises DependencyError if an executor
+    fails, for example because it cannot reach Redis. Some rows may be written then, and it is safe to publish again.
     """
     from pyspark.errors import PySparkException
 
@@ -122,9 +123,10 @@ class _Executors:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Task:
-    """The function that an executor runs on a partition with rows. Its repr must not show the URL.
+    """Function that an executor calls with a partition of `latest`. Its repr must not show the URL.
 
-    The rows are those of `latest` by the times `at`. With `compare`, the last of them are those of the last run.
+    `at` has the time of each side. With `compare`, the last side has the rows of the last run. Empty partitions are
+    skipped.
     """
 
     contract: Contract

@@ -1,1 +1,1 @@
-"""An existing Feast repository, opened to read: its registry, its sources, and what its stores serve."""
+"""Read an existing Feast repository: its registry, its sources, and the values that its stores serve."""

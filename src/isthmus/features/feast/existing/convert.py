@@ -1,4 +1,4 @@
-"""Write `definitions.py` of Isthmus for the entities, views and services of a Feast repository."""
+"""Convert the entities, views and services of a Feast repository to a `definitions.py` of Isthmus."""
 
 import json
 import keyword
@@ -28,13 +28,16 @@ _ALONE = "everything"
 
 
 class Definitions:
-    """Writes a `definitions.py`. `left_out` lists declarations without an equivalent in Isthmus, and why."""
+    """Converts a repository to the text of a `definitions.py`.
+
+    `text` fills `left_out`: declarations without an equivalent in Isthmus, and names that changed, with reasons.
+    """
 
     def __init__(self, repository: Repository) -> None:
         self.repository, self.left_out = repository, list[str]()
         self._variables = dict[str, str]()  # variable of a declaration, by its kind and its name in Feast
         self._parts = list[str]()
-        self._features = dict[str, dict[str, str]]()  # features of the converted views, and their names here
+        self._features = dict[str, dict[str, str]]()  # by view: feature in Feast to feature here
 
     def text(self) -> str:
         registry = self.repository.registry
@@ -63,7 +66,7 @@ class Definitions:
         ])  # fmt: skip
 
     def _variable(self, kind: str, name: str) -> tuple[str, bool]:
-        """Return the variable of a declaration, and whether it is new."""
+        """Return the variable for a declaration, and True the first time."""
         if new := f"{kind} {name}" not in self._variables:
             base = _usable(name)
             base = f"{kind}_{base}" if keyword.iskeyword(base) else base
@@ -78,7 +81,7 @@ class Definitions:
         self.left_out += [f"feature {view.name}:{item.name}: Isthmus has no type {item.dtype}"
                           for item in table.features if str(item.dtype) not in FORMS]  # fmt: skip
         if batch is None or not fields:
-            raise _unusable(view.name, "has no source or no feature that Isthmus can have")
+            raise _unusable(view.name, "has no source, or no feature of a type that Isthmus has")
         source, aware = self._source(view, batch)
         keys = [(item.name, FORMS[str(item.dtype)].dtype) for item in table.entity_columns if item.name in view.keys]
         names = {item.name: _usable(item.name) for item, _ in fields}
@@ -94,12 +97,12 @@ class Definitions:
         def column(name: str, dtype: DataType, alias: str = "") -> str:
             return f'F.col({_text(name)}).cast("{dtype.spark}").alias({_text(alias or name)})'
 
-        # Isthmus knows a declared timestamp by its name in the source.
+        # A timestamp declared in `Source` keeps its name.
         selected = [column(view.column(name), dtype, _usable(name)) for name, dtype in keys]
         selected += [] if keys else [f'F.lit(0).cast("bigint").alias("{_ALONE}")']
         selected += [_text(event) if aware else column(event, UnixTimestamp, "event_timestamp")]
         selected += [column(view.column(item.name), dtype, names[item.name]) for item, dtype in fields]
-        # Feast does not hide a row before it was created: this time only decides between rows with one event time.
+        # In Feast, the created time only chooses between rows with the same event time. It hides no row.
         by = ", ".join(map(_text, [*(view.column(name) for name, _ in keys), event]))
         order = [f"F.col({_text(created)}).desc()"] if created else []
         order += [_text(view.column(item.name)) for item, _ in fields]
@@ -121,9 +124,9 @@ class Definitions:
         self._features[view.name] = names
 
     def _source(self, view: View, batch: DataSource) -> tuple[str, bool]:
-        """Return the variable of a source, and whether its event time has a time zone.
+        """Return the variable for a source, and True if its event time has a time zone.
 
-        Raise ConfigurationError if it is neither of files nor a table of PostgreSQL.
+        Raise ConfigurationError unless it reads files or PostgreSQL.
         """
         event, aware = view.column(batch.timestamp_field), True
         if isinstance(batch, FileSource):
@@ -178,7 +181,7 @@ def _field(name: str, dtype: DataType, about: str) -> str:
 
 
 def _usable(name: str) -> str:
-    """Return a name that Isthmus takes: letters, digits and _, a letter first, and none of its own columns."""
+    """Return a name that Isthmus accepts: a letter, then letters, digits and _, and not a reserved column."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", name)
     name = name if name[0].isalpha() else f"x{name}"
     return f"{name}_" if name in (*RESERVED, STATUS) else name

@@ -74,7 +74,7 @@ def entity_keys(columns: Mapping[str, tuple[pa.ChunkedArray, FeastType]], where:
 
 
 def stored(values: pa.Array, dtype: FeastType) -> pa.Array:
-    """Return values from an online store in the form of `encode`. Arrow nulls, of features without a value, stay."""
+    """Convert values from an online store to the form of `encode`. An Arrow null is a missing feature, and stays."""
     if str(dtype) not in _SCALARS:  # entries of maps have no order
         values = pa.array([None if item is None else Value.FromString(item).SerializeToString(deterministic=True)
                            for item in values.to_pylist()], BYTES)  # fmt: skip
@@ -82,7 +82,7 @@ def stored(values: pa.Array, dtype: FeastType) -> pa.Array:
 
 
 def rounded(column: pa.ChunkedArray, dtype: FeastType) -> pa.Array:
-    """Return values after a way through pandas: integers as doubles, doubles as floats. Others are null."""
+    """Encode values as pandas would round them: Int64 to a double, Float64 to a float. Null for other types."""
     name = str(dtype)
     if name not in ("Int64", "Float64"):
         return pa.nulls(len(column), BYTES)
@@ -93,7 +93,7 @@ def rounded(column: pa.ChunkedArray, dtype: FeastType) -> pa.Array:
 
 
 def loses(column: pa.ChunkedArray, dtype: FeastType) -> Mask:
-    """Mark the values of a source that the declared type cannot hold: 0.1 as Float32 is another number."""
+    """Mark source values that the declared type rounds, such as 0.1 declared as Float32."""
     kind, lost = column.type, np.zeros(len(column), bool)
     if str(dtype) in ("Int32", "Int64", "Float32", "Float64") and kind != ARROW[str(dtype)]:
         back = cast_to(column, TYPES[str(dtype)], "").cast(kind, safe=False)
@@ -104,7 +104,7 @@ def loses(column: pa.ChunkedArray, dtype: FeastType) -> Mask:
 
 
 def decode(value: bytes | None) -> Any:
-    """Return an encoded value as Python shows it; damaged bytes as they are."""
+    """Decode a value for an example; return damaged bytes unchanged."""
     try:
         return None if value is None else feast_value_type_to_python_type(Value.FromString(value))
     except DecodeError:
@@ -112,7 +112,7 @@ def decode(value: bytes | None) -> Any:
 
 
 def _varints(numbers: Any, tag: int, valid: Mask) -> pa.Array:
-    """Encode unsigned numbers as varints behind a tag of one byte. Rows that are not valid are empty."""
+    """Encode unsigned numbers as varints after a one-byte tag. Invalid rows are empty."""
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     groups = numbers[:, None] >> (np.arange(width, dtype=np.uint64) * np.uint64(7))
     used = groups != 0

@@ -1,4 +1,4 @@
-"""Ask Feast's offline store for the values of a few keys and times, and compare them with the rows of the source."""
+"""Join a few keys and times through Feast's offline store, and compare the result with the rows of the source."""
 
 from contextlib import chdir
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from isthmus.features.feast.existing.repository import SourceTable, View
 from isthmus.features.values.columns import Ints, Mask
 
 KEYS = 200
-"""The keys that are asked for: at their latest row, at an earlier one, and now."""
+"""Number of keys to join, each at up to three times: after its latest row, after a middle row, and now."""
 
 _ROW, _TIME = "isthmus_audit_row", "event_timestamp"
 
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """The rows of an entity dataframe, and what the offline store's join made of them.
+    """The rows of an entity dataframe, compared with the result of the offline store's join.
 
     Attributes:
-        place: place in the history of the row that is valid at the time of each entity row.
+        place: for each entity row, the place in the history of the row to join.
         at: time of each entity row.
-        expired: entity rows whose value is older than the ttl, so that the join should return nulls.
+        expired: True for entity rows whose row is older than the ttl, so that the join should return nulls.
         returned: number of result rows for each entity row.
-        wrong: feature to the entity rows with another value than the source's.
-        near: for these rows, True if the value is the source's after rounding.
+        wrong: indices of the entity rows whose value differs from the source, by feature.
+        near: mask of `wrong`, by feature: True if the value is the rounded value of the source.
     """
 
     place: Ints
@@ -40,7 +40,7 @@ class Joined:
 
 
 def join(view: View, source: SourceTable, history: History, now: int) -> Joined:
-    """Join entity rows through Feast's own offline store. Raise DependencyError if that fails."""
+    """Choose entity rows and join them through Feast's own offline store. Raise DependencyError if the join fails."""
     place, at = _entity_rows(history, now)
     keys = {name: source.table[name].take(history.row[place]).to_pandas() for name in view.keys}
     times = pd.Series(pd.to_datetime(at, unit="us", utc=True))
@@ -62,12 +62,12 @@ def join(view: View, source: SourceTable, history: History, now: int) -> Joined:
 
 
 def _entity_rows(history: History, now: int) -> tuple[Ints, Ints]:
-    """Choose entity rows: the places of the valid rows, and times. No key and time occurs twice."""
+    """Choose distinct keys and times. Return the place of the row to join, and the time, for each."""
     some = np.unique(np.linspace(0, len(history) - 1, min(KEYS, len(history))).astype(np.int64))
     chosen = dict[tuple[int, int], int]()
     for first, last in zip(np.searchsorted(history.code, some).tolist(), history.latest[some].tolist(), strict=True):
         events = history.event[first : last + 1]
-        # Sources may have nanoseconds, and Feast compares them.
+        # A microsecond later, because sources may have nanoseconds, and Feast compares them.
         for at in (events[-1] + 1, events[len(events) // 2] + 1, now):
             at = min(int(at), now)
             if (place := int(first + np.searchsorted(events, at, "right")) - 1) >= first:

@@ -1,4 +1,4 @@
-"""A Feast repository as it is, opened to read: nothing in it, in its registry or its stores is created or changed."""
+"""Read an existing Feast repository. The repository, its registry and its stores are never changed."""
 
 import os
 import re
@@ -54,7 +54,7 @@ _SQL = ("feature_views", "stream_feature_views", "on_demand_feature_views", "lab
 
 @dataclass(frozen=True, eq=False)
 class SourceTable:
-    """Rows of a view's source. `keys` are the entity keys, as stores keep them; times are in microseconds."""
+    """Rows of a view's source, with their serialized entity keys, and event and created times in microseconds."""
 
     table: pa.Table
     keys: pa.Array
@@ -67,7 +67,13 @@ class SourceTable:
 
 @dataclass(frozen=True, eq=False)
 class Repository:
-    """A Feast repository: its settings, its registry, and a copy of the registry in the folder `scratch`."""
+    """A Feast repository.
+
+    Attributes:
+        settings: content of `feature_store.yaml`.
+        scratch: temporary folder, with a copy of the registry that Feast's classes may write to.
+        notes: sentences for the report.
+    """
 
     folder: Path
     settings: Mapping[str, Any]
@@ -92,9 +98,9 @@ class Repository:
             # The message itself quotes the file, which may have a password.
             raise _wrong(file, f"cannot be read ({type(error).__name__})", "YAML") from None
         if not isinstance(settings, dict) or "project" not in settings:
-            raise _wrong(file, "names no project", "settings of Feast")
-        if settings.get("entity_key_serialization_version", 3) != 3:
-            raise _wrong(file, "has keys in the encoding of old versions of Feast", "version 3")
+            raise _wrong(file, "has no `project`", "the settings of a Feast repository")
+        if (version := settings.get("entity_key_serialization_version", 3)) != 3:
+            raise _wrong(file, f"has entity_key_serialization_version {version}", "3")
         opened = cls(folder.resolve(), settings, scratch)
         try:
             opened.registry.ParseFromString(content := opened._content())
@@ -115,7 +121,7 @@ class Repository:
         return str(self.settings["project"])
 
     def section(self, name: str, default: str) -> dict[str, Any]:
-        """Return a section as a dict with a `type`, which may be all that the file has."""
+        """Return a section of the settings as a dict with a `type`. The file may have only the type, or nothing."""
         section = self.settings.get(name) or default
         return {"type": default, **section} if isinstance(section, dict) else {"type": section}
 
@@ -126,7 +132,7 @@ class Repository:
             if config.registry_type == "sql":
                 return self._from_sql(config.path)
             if config.registry_type != "file" or config.path.startswith(("http:", "https:")):
-                raise _wrong("registry", "is not one that an audit reads", "a file, s3://, gs:// or SQL")
+                raise _wrong("registry", "is of a kind that Isthmus does not read", "a file, s3://, gs:// or SQL")
             if "://" not in config.path:
                 return (self.folder / config.path).read_bytes()
             store = get_registry_store_class_from_scheme(config.path)(config, self.folder)
@@ -134,7 +140,7 @@ class Repository:
             return content
 
     def _from_sql(self, address: str) -> bytes:
-        """Read the tables of an SQL registry. Feast's own class would create or alter them."""
+        """Read the tables of an SQL registry without Feast's own class, which would create or alter them."""
         import sqlalchemy
 
         url = sqlalchemy.make_url(address)
@@ -154,7 +160,7 @@ class Repository:
 
     @contextmanager
     def reaching(self, where: str) -> Iterator[None]:
-        """Turn an error of Feast or of a library of a store into a DependencyError without secrets."""
+        """Translate any error in the block to a DependencyError without secrets; `where` names what the block reads."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -163,7 +169,8 @@ class Repository:
             raise
         except Exception as error:  # noqa: BLE001 - stores raise errors of many libraries
             found = self._hide(f"{type(error).__name__}: {first_line(error)}")
-            raise DependencyError(where, f"cannot be read ({found})") from None
+            remedy = "check feature_store.yaml, the libraries that it needs, and the connection"
+            raise DependencyError(where, f"cannot be read ({found})", remedy=remedy) from None
 
     def _hide(self, text: str) -> str:
         """Mask the values of settings that may be secrets."""
@@ -178,7 +185,7 @@ class Repository:
         return mask_secrets(text)
 
     def config(self, online: Mapping[str, Any]) -> RepoConfig:
-        """Return the settings for Feast's classes, with the registry's copy and another section `online_store`."""
+        """Return the settings for Feast's classes, with the copy of the registry and `online` as their online store."""
         registry: dict[str, Any] = {"registry_type": "file", "path": str(self.scratch / "registry.pb")}
         registry[_VERSIONS] = bool(self.section("registry", "file").get(_VERSIONS))
         settings = {name: self.settings[name] for name in _USED if name in self.settings}
@@ -188,7 +195,7 @@ class Repository:
 
     @cached_property
     def store(self) -> feast.FeatureStore:
-        """Feast's own store over this repository's offline store. Its online store is an empty one in `scratch`."""
+        """Feast's `FeatureStore` for this repository's offline store. Its online store is an empty one in `scratch`."""
         with self.reaching(FILE):
             config = self.config({"type": "sqlite", "path": str(self.scratch / "unused.db")})
             store = feast.FeatureStore(config=config)
@@ -197,7 +204,7 @@ class Repository:
 
     @cached_property
     def views(self) -> "dict[str, View | IsthmusError]":
-        """The views that Feast can materialize, or the error of reading one."""
+        """The views that Feast can materialize, by name; an error for a view that cannot be read."""
         views: dict[str, View | IsthmusError] = {}
         kinds: list[tuple[Any, Any]] = [(feast.FeatureView, proto) for proto in self.registry.feature_views]
         kinds += [(feast.StreamFeatureView, proto) for proto in self.registry.stream_feature_views]
@@ -213,7 +220,7 @@ class Repository:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A view of a repository, and what its source has."""
+    """A view of a repository. Reads and encodes the rows of its source."""
 
     repository: Repository
     feast: feast.FeatureView
@@ -239,21 +246,22 @@ class View:
         return self.feast.ttl // clock.MICROSECOND if self.feast.ttl else None
 
     def column(self, name: str) -> str:
-        """Return the name that a field or a time of the view has in the source."""
+        """Return the column of the source for a key, feature or time column of the view."""
         mapping = (self.feast.batch_source and self.feast.batch_source.field_mapping) or {}
         return next((column for column, mapped in mapping.items() if mapped == name), name)
 
     def read(self) -> SourceTable:
         """Read all rows with a key and an event time: files directly, other sources through Feast's offline store.
 
-        Raise DataError, ConfigurationError or DependencyError if that is not possible.
+        Raise ConfigurationError for a view without a readable source, DependencyError if reading fails, and DataError
+        if a key or time has the wrong type.
         """
         source = self.feast.batch_source
         if source is None or not self.feast.entity_columns:
             found = "has no source" if source is None else "has join keys without types"
-            raise _wrong(self.where, found, "a view that `feast apply` completed")
+            raise _wrong(self.where, found, "a view as `feast apply` registers it")
         if any(getattr(self.feast, part, None) for part in _COMPUTED):
-            raise _wrong(self.where, "is computed by Feast from other rows", "a view that copies its source")
+            raise _wrong(self.where, "is computed by Feast", "a view whose rows are those of its source")
         event, created = source.timestamp_field, source.created_timestamp_column
         columns = {name: self.column(name) for name in (*self.keys, *self.types, event, created) if name}
         with self.repository.reaching(f"{self.where}, source {source.name}"):
@@ -287,7 +295,7 @@ class View:
         return job.to_arrow()
 
     def cells(self, source: SourceTable) -> tuple[Cells, list[DataError]]:
-        """Encode the features of rows. A feature whose values do not fit its declared type is an error instead."""
+        """Encode the features of rows. Return an error for each feature whose values do not fit its declared type."""
         cells, errors = dict[str, pa.Array](), list[DataError]()
         for name, dtype in self.types.items():
             try:
@@ -297,6 +305,7 @@ class View:
         return cells, errors
 
     def rounded(self, source: SourceTable, name: str, rows: Ints) -> pa.Array:
+        """Return encoded values of a feature after rounding, null if its type is never rounded."""
         return encoding.rounded(source.table[name].take(rows), self.types[name])
 
 

@@ -1,4 +1,4 @@
-"""Read the rows that an online store of Feast has, without creating or locking anything."""
+"""Read the rows of a Feast online store, without creating or locking anything."""
 
 import shutil
 import sqlite3
@@ -24,11 +24,14 @@ from isthmus.features.feast.existing import encoding
 from isthmus.features.feast.existing.repository import View
 from isthmus.features.values.columns import Ints
 
-_PIECE, _BATCH, _FEW = 100_000, 2_000, 50_000
+_PIECE, _BATCH = 100_000, 2_000
+"""Rows that are fetched from SQLite at a time, and keys that are read from another store at a time."""
+_FEW = 50_000
+"""Most keys that are looked up in a large SQLite table. Otherwise, the whole table is read."""
 _SECOND = 1_000_000
 _SQLITE = ("sqlite", "feast.infra.online_stores.sqlite.SqliteOnlineStore")
 _Columns = Iterator[tuple[Any, ...]]
-"""Pieces of a table of SQLite, which has a row for each value: keys, features, values and event times."""
+"""Pieces of a SQLite table with a row per value, each as four columns: keys, features, values and event times."""
 
 
 def resolution(view: View) -> int:
@@ -37,9 +40,9 @@ def resolution(view: View) -> int:
 
 
 def read_online(view: View, keys: pa.Array, *, every: bool) -> OnlineRows:
-    """Return the online rows of these entity keys. `every` is True if these are all keys that the source has.
+    """Return the online rows of these entity keys. `every` is True if `keys` has all keys of the source.
 
-    Raise DependencyError if the store cannot be reached or the library that it needs is missing.
+    Raise DependencyError if the store cannot be reached or its library is missing.
     """
     with view.repository.reaching(f"{view.where}, online store"):
         rows = _from_sqlite(view, keys) if resolution(view) == _SECOND else _from_feast(view, keys)
@@ -53,9 +56,9 @@ def _from_feast(view: View, keys: pa.Array) -> OnlineRows:
     present, event = np.zeros(len(keys), bool), np.zeros(len(keys), np.int64)
     values: dict[str, list[bytes | None]] = {name: [] for name in names}
     for start in range(0, len(keys), _BATCH):
-        asked = [deserialize_entity_key(key) for key in keys[start : start + _BATCH].to_pylist()]
-        for n, (at, row) in enumerate(store.online_read(config, view.feast, asked, list(names)), start):
-            # For a key that it does not have, Redis has the year 1970 and nulls.
+        batch = [deserialize_entity_key(key) for key in keys[start : start + _BATCH].to_pylist()]
+        for n, (at, row) in enumerate(store.online_read(config, view.feast, batch, list(names)), start):
+            # For a missing key, Redis returns the year 1970 and nulls.
             if row is not None and at is not None and at.timestamp() != 0:
                 present[n], event[n] = True, clock.micros(at.replace(tzinfo=UTC) if at.tzinfo is None else at)
             for name in names:
@@ -73,7 +76,7 @@ def _from_sqlite(view: View, keys: pa.Array) -> OnlineRows:
     with _unlocked(file, repository.scratch) as connection:
         (last,) = connection.execute(f"SELECT max(rowid) FROM {table}").fetchone()  # noqa: S608 - quoted
         few = len(keys) <= _FEW and (last or 0) > 20 * len(keys) * len(view.types)
-        return _arranged(view, keys, _lookups(connection, query, keys) if few else _pieces(connection.execute(query)))
+        return _arrange(view, keys, _lookups(connection, query, keys) if few else _pieces(connection.execute(query)))
 
 
 def _pieces(cursor: sqlite3.Cursor) -> _Columns:
@@ -87,8 +90,8 @@ def _lookups(connection: sqlite3.Connection, query: str, keys: pa.Array) -> _Col
         yield from _pieces(connection.execute(f"{query} WHERE entity_key IN ({','.join('?' * len(some))})", some))
 
 
-def _arranged(view: View, keys: pa.Array, pieces: _Columns) -> OnlineRows:
-    """Arrange the values of a store by feature, in the order of the keys."""
+def _arrange(view: View, keys: pa.Array, pieces: _Columns) -> OnlineRows:
+    """Arrange the values of a table by feature, in the order of `keys`."""
     names, distinct, offset = pa.array(list(view.types), pa.string()), [pa.array([], BYTES)], 0
     owners: list[tuple[Ints, Ints]] = []  # key and time of each row
     values: dict[str, list[tuple[Ints, pa.Array]]] = {name: [] for name in view.types}
@@ -134,12 +137,13 @@ def _micros(times: tuple[Any, ...]) -> Ints:
 
 @contextmanager
 def _unlocked(file: Path, scratch: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database without locks and without files beside it.
+    """Open a database without taking locks or creating files next to it.
 
-    A database with a write that is not finished or not merged is copied to `scratch` first, with its journal.
+    A database with an unfinished or unmerged write is copied to `scratch` first, with its journal.
     """
     if not file.is_file():
-        raise DependencyError("online store", f"nothing at {file}", remedy="run `feast apply` and `feast materialize`")
+        remedy = "run `feast apply` and `feast materialize`"
+        raise DependencyError("online store", f"there is no database at {file}", remedy=remedy)
     journals = [file.with_name(file.name + end) for end in ("-wal", "-journal")]
     pending = [journal for journal in journals if journal.is_file() and journal.stat().st_size]
     for item in (file, *pending) if pending else ():

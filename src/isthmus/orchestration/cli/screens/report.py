@@ -43,9 +43,10 @@ def stream_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def maintenance_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    columns = ["merged", "deleted", "entries", "freed"]
+    columns = {"merged": "files merged", "deleted": "data files deleted", "entries": "log files deleted",
+               "freed": "bytes freed"}  # fmt: skip
     rows = [[name, *(cell(table[key]) for key in columns)] for name, table in report["tables"].items()]
-    yield TableBlock(["table", *columns], rows, numbers=columns)
+    yield TableBlock(["table", *columns.values()], rows, numbers=[*columns.values()])
     yield Paragraph(f"Bytes freed in caches: {sum(report['caches'].values()):,}")
 
 
