@@ -28,19 +28,21 @@ def feast_repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repo = build_feast(tmp_path_factory.mktemp("feast") / "repo", pd.concat([data, again]))
     store = feast.FeatureStore(repo_path=str(repo))
     at = pd.Timestamp(now()).tz_localize(None) - timedelta(minutes=9)
-    odd = pd.DataFrame({"id": [1, 2], "when": [at] * 2, "x y": [0.5, None], "doc": ["{}", "[]"]})
+    odd = pd.DataFrame({"id": [1, 2], "when": [at] * 2, "x y": [0.5, None], "x_y": [1.0, 2.0], "doc": ["{}", "[]"]})
     odd.to_parquet(repo / "odd.parquet", coerce_timestamps="us", allow_truncated_timestamps=True)
     source = FileSource(name="odd-rows", path="odd.parquet", timestamp_field="when", field_mapping={"id": "driver"})
 
     def view(name: str, source: Any, *fields: str, entities: Any = (DRIVER,), **types: Any) -> feast.FeatureView:
-        types = {"x y": ft.Float32, "doc": ft.Json, "when": ft.UnixTimestamp, "driver": ft.Int64, **types}
-        schema = [feast.Field(name=name, dtype=types[name]) for name in fields]
+        known = {"x y": ft.Float32, "x_y": ft.Float32, "doc": ft.Json, "when": ft.UnixTimestamp, "driver": ft.Int64}
+        schema = [feast.Field(name=name, dtype={**known, **types}[name]) for name in fields]
         return feast.FeatureView(
             name=name, entities=list(entities), schema=schema, source=source, description='A "view"'
         )
 
     asked = BigQuerySource(name="asked", query="SELECT 1", timestamp_field="when")
-    store.apply([DRIVER, view("class", source, "driver", "doc", "x y"), view("alone", source, "x y", entities=())])
+    store.apply(
+        [DRIVER, view("class", source, "driver", "doc", "x y", "x_y"), view("alone", source, "x y", entities=())]
+    )
     store.registry.apply_feature_view(view("asks", asked, "driver", "doc"), "prod")
     return repo
 
@@ -63,6 +65,7 @@ def test_the_definitions_load_and_build_the_rows_of_feast(feast_repo: Path, tmp_
     assert {name: [key.name for key in view.keys] for name, view in contract.views.items()} == {
         "stats": ["driver"], "view_class": ["driver"], "alone": ["everything"],
     }  # fmt: skip
+    assert [field.name for field in contract.views["view_class"].fields] == ["doc", "x_y_2", "x_y"]
     assert contract.views["stats"].ttl == 86_400_000_000
     assert [*contract.services] == ["drivers"]
     build(project)

@@ -67,6 +67,17 @@ def files(store: OfflineStore) -> set[str]:
     return {str(file) for file in Path(store.path(VIEW.table)).rglob("*.parquet") if "_delta_log" not in str(file)}
 
 
+def test_a_log_without_entries_is_left_alone(store: OfflineStore) -> None:
+    put(store, rows_of(range(4)))
+    DeltaTable(store.path(VIEW.table)).create_checkpoint()
+    for file in (Path(store.path(VIEW.table)) / "_delta_log").glob("*.json"):
+        file.unlink()
+    before = files(store)
+    with pytest.raises(DataError, match="no entries"):
+        maintained(store)
+    assert files(store) == before
+
+
 def test_small_files_are_merged_once_and_no_row_changes(store: OfflineStore) -> None:
     put(store, rows_of(range(4)))
     for n in range(8):

@@ -110,13 +110,13 @@ def tables(project: Project) -> list[str]:
 def spaces(project: Project) -> dict[str, TableSpace]:
     """Measure each table, its growth since an earlier `isthmus maintain`, and the days until that fills the disk.
 
-    Stop at the first table that cannot be read, and return the tables before it.
+    Leave out tables that cannot be read.
     """
     samples, now, folder = _samples(project), clock.now(), Path(project.offline)
     free = shutil.disk_usage(folder).free if folder.is_dir() else None
     measured = dict[str, TableSpace]()
-    with suppress(IsthmusError):
-        for name in tables(project):
+    for name in tables(project):
+        with suppress(IsthmusError):
             measured[name] = upkeep.space(_stored(project, name))
     for name, table in measured.items():
         for at, size in samples.get(name, [])[:1]:

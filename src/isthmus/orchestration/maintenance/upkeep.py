@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
+from isthmus.features.errors import DataError
 from isthmus.features.offline.delta import HARMLESS, StoredTable, VersionGoneError, storage_files
 from isthmus.features.projectstatus import TableSpace
 
@@ -68,6 +69,10 @@ def maintain(
     merged, cutoff = 0, (time.time() if now is None else now) - days * _DAY
     with stored.writing():
         files = _Files(stored)
+        if not files.entries:
+            raise DataError(
+                stored.path, "its log has only checkpoints and no entries", remedy="write any commit to the table"
+            )
         start = files.current(cutoff)
         older = sorted({version for version in needed if version in files.entries and version < (start or 0)})
         # Delete first: on a full disk, merging needs the space.

@@ -3,6 +3,7 @@
 import json
 import keyword
 import re
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,11 @@ class Definitions:
             raise _unusable(view.name, "has no source, or no feature of a type that Isthmus has")
         source, aware = self._source(view, batch)
         keys = [(item.name, FORMS[str(item.dtype)].dtype) for item in table.entity_columns if item.name in view.keys]
-        names = {item.name: _usable(item.name) for item, _ in fields}
+        names, taken = dict[str, str](), {_usable(name) for name, _ in keys}
+        for name in sorted((item.name for item, _ in fields), key=lambda name: _usable(name) != name):
+            base = _usable(name)
+            names[name] = next(n for i in count(1) if (n := base if i == 1 else f"{base}_{i}") not in taken)
+            taken.add(names[name])
         self.left_out += [
             f"the name {view.name}:{old}: the feature is {new}" for old, new in names.items() if old != new
         ]

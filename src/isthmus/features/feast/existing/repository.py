@@ -145,8 +145,8 @@ class Repository:
 
         url = sqlalchemy.make_url(address)
         if url.get_backend_name() == "sqlite":
-            file = f"file:{self.folder / (url.database or '')}"
-            url = url.set(database=file, query={"mode": "ro", "immutable": "1", "uri": "true"})
+            file = (self.folder / (url.database or "")).resolve()
+            url = url.set(database=file.as_uri(), query={"mode": "ro", "immutable": "1", "uri": "true"})
         engine, registry = sqlalchemy.create_engine(url), Registry()
         with engine.connect() as connection:
             for name in sorted({*_SQL} & {*sqlalchemy.inspect(connection).get_table_names()}):
