@@ -126,6 +126,21 @@ def test_a_record_that_cannot_be_read_keeps_all_versions(built: Shop, project: O
         require_done(maintain(opened))
 
 
+def test_a_training_set_whose_rows_are_damaged_keeps_its_versions(built: Shop, project: Open, tmp_path: Path) -> None:
+    opened = project(built)
+    served = isthmus.training_data(built.root, FEATURES, spine(), as_served=True).write(tmp_path / "served")
+    later_orders(built, project, 1)
+    materialize(opened)
+    later_orders(built, project, 2)
+    past = rows(opened, 0)
+    (served.path / "data.parquet").write_bytes(b"PAR1")
+    aged(opened)
+    assert maintain(opened).problems == []
+    assert same_bits(rows(opened, 0), past)
+    with pytest.raises(DataError):
+        served.table()
+
+
 def test_builds_and_readers_run_meanwhile(built: Shop, project: Open) -> None:
     opened, stop, problems = project(built), threading.Event(), list[str]()
     first, runs = rows(opened, 0), []

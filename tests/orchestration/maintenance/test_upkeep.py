@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -20,7 +21,7 @@ from isthmus.features.days import Days
 from isthmus.features.errors import DataError
 from isthmus.features.offline.delta import VersionGoneError
 from isthmus.features.offline.log import Materialization, MaterializationLog
-from isthmus.features.offline.pushes import ACCEPTED, CONTRACT
+from isthmus.features.offline.pushes import ACCEPTED, CONTRACT, PushLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.served import ServedJoin, served_history
 from isthmus.features.values.arrow import micros
@@ -219,6 +220,53 @@ def test_what_was_served_before_the_kept_versions_is_refused(store: OfflineStore
     MaterializationLog(store.root).append(Materialization(VIEW.name, VIEW.hash, 1, "", 0, 0, 15 * DAY, 1))
     with pytest.raises(VersionGoneError, match="version 1 was removed"):
         joined(20.0)
+
+
+def test_a_version_that_a_training_set_keeps_leaves_later_runs_readable(store: OfflineStore) -> None:
+    for n in range(1, 6):
+        put(store, rows_of(range(4), float(n)), Days(2, 4) if n > 1 else None)
+        materialized(store, (10 + n) * DAY)
+    whole = served_history(store, VIEW).table()
+    maintained(store, {0, 3})
+    past = served_history(store, VIEW)
+    assert past.since == 14 * DAY
+    times = micros(past.table()["event_timestamp"])
+    assert set(times.tolist()) == {14 * DAY, 15 * DAY}, "version 0 says nothing about the time after its run"
+    last = pa.compute.equal(whole["event_timestamp"], pa.scalar(15 * DAY).cast(whole["event_timestamp"].type))
+    assert same_bits(in_order(past.table().filter(pa.array(times == 15 * DAY))), in_order(whole.filter(last)))
+
+
+def test_pushes_that_began_after_versions_were_removed(store: OfflineStore) -> None:
+    def push(accepted: int) -> None:
+        rows = rows_of(range(1)).slice(0, 1)
+        rows = rows.append_column(ACCEPTED, pa.array([accepted])).append_column(CONTRACT, pa.array([VIEW.hash]))
+        place = PushLog(store.root, VIEW.table).last_position() + 1
+        assert PushLog(store.root, VIEW.table).append(rows, np.array([place]), intact=True) == 1
+
+    for n in range(1, 5):
+        put(store, rows_of(range(4), float(n)), Days(0, 2) if n > 1 else None)
+        materialized(store, (10 + n) * DAY)
+    maintained(store, {2})
+    push(13 * DAY + 1)
+    assert served_history(store, VIEW).since == 13 * DAY
+    push(13 * DAY)
+    with pytest.raises(VersionGoneError, match="version 1 was removed"):
+        served_history(store, VIEW)
+
+
+def test_more_days_than_before_keep_what_is_left(store: OfflineStore) -> None:
+    """A longer time may begin at a version whose successors are gone."""
+    for n in range(1, 8):
+        put(store, rows_of(range(4), float(n)), Days(n % 3 + 1, n % 3 + 2) if n > 1 else None)
+    kept, now = store.history(VIEW, 5).table(), time.time()
+    log = Path(store.path(VIEW.table)) / "_delta_log"
+    for version, age in enumerate((80, 70, 69, 68, 67, 40, 5)):
+        os.utime(log / f"{version:020}.json", (now - age * SECONDS,) * 2)
+    for file in files(store):
+        os.utime(file, (now - 75 * SECONDS,) * 2)
+    for days in (30, 60):
+        upkeep.maintain(store.stored(VIEW.table), days, {1}, now=now)
+        assert same_bits(store.history(VIEW, 5).table(), kept), days
 
 
 def test_a_table_that_another_tool_vacuumed_says_so(store: OfflineStore) -> None:

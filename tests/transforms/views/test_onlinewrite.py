@@ -1,6 +1,7 @@
 """Runs of executors leave in Redis what runs of this process leave, to the bit, whatever happened before."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from isthmus import DependencyError
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.publishing.changes import Find, Selection
+from isthmus.features.publishing.changes import Find, Parts, Selection
 from isthmus.features.publishing.publish import Publication, publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
@@ -97,6 +98,17 @@ def test_an_engine_reads_the_files_of_each_version(spark: "SparkSession", tmp_pa
         keys = onlinewrite.rows_of(spark, Store(store.root, {}), past, values=False).toArrow()
         assert "a" not in keys.column_names
         assert sorted(keys["k"].to_pylist()) == list(values)
+
+
+def test_an_engine_that_lacks_a_file_does_not_take_it_for_empty(spark: "SparkSession", tmp_path: Path) -> None:
+    """For example, a server without the shared folder: the run would remove all rows from Redis."""
+    store = OfflineStore(tmp_path)
+    store.write(store.prepare(NARROW, table(NARROW, [{"k": 1, "a": 1, "_event": 0, "_known": 0}])))
+    history = store.history(NARROW)
+    find = onlinewrite.finder(spark, Store(store.root, {}), make_contract(NARROW), "redis://127.0.0.1:1")
+    (tmp_path / NARROW.table / history.files[0]).unlink()
+    with pytest.raises(DependencyError, match=r"writing narrow to Redis .*part-"), find(history, 1, None) as parts:
+        parts.facts(None)
 
 
 class World:
@@ -183,6 +195,27 @@ def test_executors_leave_what_one_process_leaves(spark: "SparkSession", tmp_path
                 assert record is not None
                 stamps.add(record.stamp)
     assert len(stamps) > 1  # some runs stored common times
+
+
+def test_a_version_that_is_removed_meanwhile_is_not_compared(spark: "SparkSession", tmp_path: Path, url: str) -> None:
+    offline = OfflineStore(tmp_path / "offline")
+    versions = _versions(offline, np.random.default_rng(0))
+    find, removed = onlinewrite.finder(spark, Store(offline.root, {}), make_contract(VIEW), url), list[str]()
+
+    def late(history: ViewHistory, at: int, base: tuple[ViewHistory, int] | None) -> AbstractContextManager[Parts]:
+        for file in {*(base[0].files if base else ())} - {*history.files} - {*removed}:
+            (Path(offline.path(VIEW.table)) / file).unlink()
+            removed.append(file)
+        return find(history, at, base)
+
+    with connect(url) as client:
+        world = World(client, url, offline, late)
+        for version, at in zip(versions[:2], (10, 13), strict=True):
+            world.publish(version, at)
+        assert removed
+        world.find = None
+        counts = world.publish(versions[1], 13, full=True)
+        assert (counts.written, counts.removed) == (0, 0)
 
 
 def test_tasks_of_a_run_that_was_killed_write_no_more(spark: "SparkSession", tmp_path: Path, url: str) -> None:

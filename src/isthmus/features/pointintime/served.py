@@ -58,7 +58,7 @@ class ServedJoin:
     Creating it reads every materialized version of the tables, and holds one row per change of a key in memory. Pass
     the attribute `until` of an earlier join to replay only the runs that the earlier join has replayed. Raises
     DataError if a view was never materialized under its contract, or if a materialized version no longer exists. If
-    only the first versions were removed, `batches` raises it for rows of their time.
+    later ones exist, and no rows were pushed before those, `batches` raises it for earlier rows only.
 
     Attributes:
         schema: columns of the result, as in `Join`.
@@ -149,6 +149,9 @@ class ServedPushes:
         self._ahead = np.zeros(len(self.keys), bool)
         """Keys whose served row is a pushed row that no run has overruled yet."""
 
+    def began(self, moment: int) -> bool:
+        return bool((self._accepted <= moment).any())
+
     def skip(self, moment: int) -> None:
         self._next = int(np.searchsorted(self._accepted, moment, "right"))
 
@@ -219,17 +222,19 @@ def _readable(
             f"log of materializations, view {view.name}", "nothing was materialized under this contract",
             remedy="run `isthmus materialize --full`; a training set as served starts with that run",
         )  # fmt: skip
-    lost = 0
-    if pushed is None:
-        # Without pushed rows, the rows of a run are all that was served until the next run.
-        while lost < len(entries) - 1 and _removed(offline, view, entries[lost].version):
-            lost += 1
-    since, entries = entries[lost].readable if lost else FIRST, entries[lost:]
-    parts: list[pa.Table] = []
+    since, parts = FIRST, list[pa.Table]()
     before: LatestRows | None = None
     readable = until_now = -(1 << 63)
     for n, entry in enumerate(entries):
-        history = offline.history(view, entry.version)
+        try:
+            history = offline.history(view, entry.version)
+        except VersionGoneError:
+            rest = entries[n + 1 :]
+            if not rest or (pushed is not None and pushed.began(rest[0].readable)):
+                raise
+            # Without earlier pushed rows, the next run's rows are all that was served from then on.
+            since, parts, before = rest[0].readable, [], None
+            continue
         if history.fingerprint != entry.fingerprint:
             raise DataError(
                 f"offline table of {view.name}", f"version {entry.version} differs from the materialized version",
@@ -242,7 +247,7 @@ def _readable(
             stays = again = None
             until_now = max(until_now, state.horizon)
             if pushed is not None:
-                if n == 0:
+                if before is None:
                     pushed.skip(readable)
                 parts += _pushed(view, pushed, readable - 1)
                 stays, again = (pushed.keys.filter(pa.array(keys)) for keys in pushed.decide(state, until_now))
@@ -252,14 +257,6 @@ def _readable(
         parts += _pushed(view, pushed, (1 << 63) - 1)
     past = ViewHistory(_past(view), pa.concat_tables(parts), entries[-1].version, since=since)
     return past, entries[-1].readable
-
-
-def _removed(offline: OfflineStore, view: ViewContract, version: int) -> bool:
-    try:
-        offline.stored(view.table).open(version)
-    except VersionGoneError:
-        return True
-    return False
 
 
 def _changes(

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from isthmus.features import clock
@@ -68,7 +69,7 @@ def _first_time(record: TrainingSet) -> int:
     """Return the earliest time in a training set, from its file's statistics; 0 if it is unknown."""
     try:
         file = pq.ParquetFile(record.path / DATA).metadata
-    except FileNotFoundError:
+    except (OSError, pa.ArrowException):
         return 0
     column = file.schema.names.index("event_timestamp")
     parts = [file.row_group(n).column(column).statistics for n in range(file.num_row_groups)]

@@ -144,6 +144,9 @@ class _Files:
         for version in self.entries:
             if start is None or version > start:
                 kept |= {unquote(add["path"]) for add in self._actions(version, "add")}
+                if version - 1 not in self.entries:
+                    # Earlier runs kept fewer days, and removed the entries that added its other files.
+                    kept |= self._paths(version)
         for version in older:
             with suppress(VersionGoneError):
                 kept |= self._paths(version)

@@ -44,14 +44,19 @@ def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "Dat
     find the columns.
     """
     if any(_PATTERN.search(place) and not is_url(place) for place in places):
-        # Sail reports the version of Spark that it emulates, but answers a query with its own version. It reads
-        # patterns in plain paths, and escapes in URLs; Apache Spark reads patterns everywhere, but no escapes in URLs.
-        apache = str(spark.sql("SELECT version()").collect()[0][0]).startswith(spark.version)
+        # Sail reads patterns in plain paths, and escapes in URLs. Spark reads patterns everywhere, and no escapes.
+        apache = is_apache(spark)
         places = tuple(
             place if is_url(place) else _PATTERN.sub(r"\\\g<0>", place) if apache else f"file://{quote(place)}"
             for place in places
         )
     return (spark.read if schema is None else spark.read.schema(schema)).parquet(*places)
+
+
+def is_apache(spark: "SparkSession") -> bool:
+    """Return whether an engine is Apache Spark, and not Sail."""
+    # Sail reports the version of Spark that it emulates, but answers a query with its own version.
+    return str(spark.sql("SELECT version()").collect()[0][0]).startswith(spark.version)
 
 
 def schema(source: str, table: SourceTable) -> pa.Schema:

@@ -1,6 +1,6 @@
 """Parquet files of the offline store as DataFrames, for executors that see that store but not this machine's disk.
 
-Python workers, not the engine, read files in object storage, so the engine needs no jar.
+Python workers, not the engine, read files in object storage, so the engine needs no jar. Sail's read all files.
 """
 
 import secrets
@@ -105,7 +105,8 @@ class Store:
         types = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         if not paths:
             return spark.createDataFrame([], types)
-        if not is_url(self.root):
+        # Sail takes a file that it does not find for an empty one. Without its rows, a run would empty Redis.
+        if not is_url(self.root) and parquet.is_apache(spark):
             return parquet.read(spark, *(f"{self.root}/{path}" for path in paths), schema=_ddl(types))
         count = min(-(-len(paths) // together), _TASKS)
         work = _Read(self, [list(paths[n::count]) for n in range(count)], schema)

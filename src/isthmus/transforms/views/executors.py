@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,18 +26,25 @@ def run(
     that `work` wraps in `failure`, DependencyError if an executor lacks a file or this package, and `refusal` with
     `remedy` if the engine fails otherwise.
     """
-    from pyspark.errors import PySparkException
-
-    try:
-        with explain_missing(place):
-            results = rows.mapInArrow(work, "result string").toArrow()["result"].to_pylist()
-    except PySparkException as error:
-        # Drop the original error: its plan may show data that was sent to the executors.
-        raise refusal(place, f"the engine refused it: {first_line(error)}", remedy=remedy) from None
+    with refused(place, refusal, remedy):
+        results = rows.mapInArrow(work, "result string").toArrow()["result"].to_pylist()
     for each in map(json.loads, results):
         if each.pop("error", False):
             raise DataError(each["where"], each["found"], expected=each["expected"], remedy=each["remedy"])
         yield each
+
+
+@contextmanager
+def refused(place: str, refusal: type[DataError | DependencyError], remedy: str) -> Iterator[None]:
+    """Raise `refusal` in place of the engine's errors in the block, and DependencyError as in `run`."""
+    from pyspark.errors import PySparkException
+
+    try:
+        with explain_missing(place):
+            yield
+    except PySparkException as error:
+        # The error's plan may reveal data that was sent to the executors.
+        raise refusal(place, f"the engine refused it: {first_line(error)}", remedy=remedy) from None
 
 
 def result(value: Mapping[str, Any]) -> pa.RecordBatch:

@@ -24,7 +24,7 @@ from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.values.arrow import micros
 from isthmus.transforms.tables.stored import Store
-from isthmus.transforms.views.executors import result, run
+from isthmus.transforms.views.executors import refused, result, run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 # Declared names begin with a letter.
 _SIDE, _UNTIL, _SHOWN, _RANK = "_side", "_until", "_shown", "_rank"
 _TOGETHER = 16
-"""Files per task."""
+"""Files that a task reads."""
+_REMEDY = "run `isthmus materialize` again, which writes only what is missing"
 _Sum = TypeVar("_Sum", Facts, Written)
 
 
@@ -81,12 +82,14 @@ def finder(spark: "SparkSession", store: Store, contract: Contract, url: str) ->
     @contextmanager
     def find(history: ViewHistory, at: int, base: tuple[ViewHistory, int] | None) -> Iterator[Parts]:
         view = history.view
-        sides = [(rows_of(spark, store, history), at)]
-        if base is not None and (base[0] is not history or base[1] != at):
-            sides.append((rows_of(spark, store, base[0], values=False), base[1]))
+        # Apache Spark already looks for the files here: those of `base` may be gone.
+        with refused(_place(view, url), DependencyError, _REMEDY):
+            sides = [(rows_of(spark, store, history), at)]
+            if base is not None and (base[0] is not history or base[1] != at):
+                sides.append((rows_of(spark, store, base[0], values=False), base[1]))
+            rows = latest(view, sides).persist()
         # The executors need only this view. Keys in Redis depend on the names of project and view.
         single = Contract(contract.project, {view.name: view}, {}, {}, {})
-        rows = latest(view, sides).persist()
         try:
             yield _Executors(rows, _Task(single, view, url, [at for _, at in sides], compare=base is not None))
         finally:
@@ -94,6 +97,10 @@ def finder(spark: "SparkSession", store: Store, contract: Contract, url: str) ->
                 rows.unpersist()
 
     return find
+
+
+def _place(view: ViewContract, url: str) -> str:
+    return f"writing {view.name} to Redis at {without_credentials(url)}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,9 +122,8 @@ class _Executors:
         return self._sum(Written(), others, partial(_remove, record=record, horizon=horizon)).removed
 
     def _sum(self, zero: _Sum, rows: "DataFrame", work: Callable[..., Iterator[pa.RecordBatch]]) -> _Sum:
-        where = f"writing {self.task.view.name} to Redis at {without_credentials(self.task.url)}"
-        remedy = "run `isthmus materialize` again, which writes only what is missing"
-        parts = run(where, rows, replace(self.task, work=work), DependencyError, remedy)
+        place = _place(self.task.view, self.task.url)
+        parts = run(place, rows, replace(self.task, work=work), DependencyError, _REMEDY)
         return reduce(add, (msgspec.convert(each, type(zero)) for each in parts), zero)
 
 
