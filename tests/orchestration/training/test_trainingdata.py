@@ -562,7 +562,7 @@ def test_the_folder_of_a_killed_join_is_removed_by_the_next_one(built: Shop, pro
     command += ["--spine", str(tmp_path / "spine.parquet"), "--features", FEATURES, "--join", "engine"]
     killed = subprocess.Popen([*command, "--out", str(tmp_path / "killed")])
     try:
-        while not (left := [*offline.glob("_join-*/questions.parquet"), *tmp_path.glob(".killed-*")])[1:]:
+        while not (left := [*offline.glob("_join-*"), *tmp_path.glob(".killed-*")])[1:]:
             assert killed.poll() is None
             time.sleep(0.01)
         killed.send_signal(signal.SIGSTOP)
