@@ -168,9 +168,9 @@ class Project:
             sys.dont_write_bytecode = dont_write
             sys.path.remove(str(self.root))
             for name in set(sys.modules) - before:
-                file = getattr(sys.modules[name], "__file__", None)
+                file = getattr(sys.modules.get(name), "__file__", None)
                 if file and Path(file).is_relative_to(self.root) and "site-packages" not in file:
-                    del sys.modules[name]
+                    sys.modules.pop(name, None)
 
     @contextmanager
     def redis(self) -> Iterator[str]:
@@ -432,7 +432,7 @@ class Project:
             else:
                 yield module
             finally:
-                del sys.modules[name]
+                sys.modules.pop(name, None)  # a block of `importing` in another thread may have removed it
                 if hidden is not None:
                     sys.modules[name] = hidden
 

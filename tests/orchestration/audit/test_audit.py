@@ -1,4 +1,4 @@
-"""`isthmus audit`: each fault in a Feast repository is named with its cause, and a clean one has none."""
+"""`isthmus audit REPO`: each fault in a Feast repository is named with its cause, and a clean one has none."""
 
 import html
 import json

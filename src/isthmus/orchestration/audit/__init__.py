@@ -1,1 +1,1 @@
-"""`isthmus audit` and `isthmus init --from-feast`: audit an existing Feast repository, or convert it."""
+"""`isthmus audit REPO` and `isthmus init --from-feast REPO`: audit an existing Feast repository, or convert it."""

@@ -122,4 +122,4 @@ class Report:
             raise GateFailed("audit", f"{found}: {causes}", remedy="see the report for examples and remedies")
         if self.errors:
             raise DependencyError("audit", f"not everything could be compared: {self.errors[0]}",
-                                  remedy="fix this, then run `isthmus audit` again")  # fmt: skip
+                                  remedy="fix this, then run the audit again")  # fmt: skip
