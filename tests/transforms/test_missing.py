@@ -96,9 +96,7 @@ def test_spark_says_so_of_files_that_it_does_not_see(cluster: "SparkSession", tm
         spine = StoredSpine(store, pa.schema({"k": pa.string()}), 1, "")
         (tmp_path / spine_part(0)).touch()
         views = JoinedViews([(view, ["rows.parquet"], ["int64"])], status=True)
-        with pytest.raises(
-            DependencyError, match=r"join by the engine: .*/proc/self/fd/.*on executor .*cannot be used"
-        ):
+        with pytest.raises(DependencyError, match="join by the engine: the engine cannot open /proc/self/fd/"):
             write_parts(cluster, spine, views, store)
     finally:
         os.close(descriptor)
