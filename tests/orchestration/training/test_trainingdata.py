@@ -30,11 +30,11 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables.build import build
-from isthmus.orchestration.training import enginejoin
 from isthmus.orchestration.training.data import TrainingData
 from isthmus.orchestration.training.record import reproduce
 from isthmus.orchestration.training.set import training_set, write_training_set
 from isthmus.orchestration.training.spinesql import is_sql
+from isthmus.transforms.views.executorset import StoredSpine
 from tests.commandline import run
 from tests.features.support import join_naively
 from tests.orchestration.shop import START, Open, Shop, files, order_rows
@@ -486,7 +486,8 @@ def _hard_spine() -> pa.Table:
 
 def _by_both(shop: Shop, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the engine joins is what this process joins, to the byte, and so is its record."""
-    monkeypatch.setattr(enginejoin, "_PART", BATCH)
+    write = StoredSpine.write
+    monkeypatch.setattr(StoredSpine, "write", lambda spine, store: write(spine, store, BATCH))
     tables = sorted(path.name for path in Path(Project(shop.root).offline).iterdir())
     features = "customer_facts:city,customer_orders,shelf_demand"
     hard = _hard_spine()
