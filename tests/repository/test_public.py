@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from importlib import import_module
 
 import pytest
@@ -102,3 +103,10 @@ def test_the_reference_lists_the_names(name: str) -> None:
 def test_a_project_opens_by_the_text_of_its_path() -> None:
     folder = ROOT / "examples" / "flights"
     assert import_module("isthmus.project").Project(str(folder)).root == folder.resolve()
+
+
+def test_few_public_classes_share_a_name() -> None:
+    trees = [ast.parse(file.read_text()) for file in (ROOT / "src").rglob("*.py")]
+    names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    shared = {name for name, count in Counter(names).items() if count > 1 and not name.startswith("_")}
+    assert shared <= {"ModelInput", "Step", "Store", "TrainingRows", "Work"}, "give each its own name"

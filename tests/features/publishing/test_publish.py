@@ -25,7 +25,7 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.record import Stamp
 from isthmus.features.online.scripts import ANNOUNCE, MANY, announce_arguments, suspects_key
 from isthmus.features.online.store import LEASE_SECONDS, OnlineStore
-from isthmus.features.publishing.changes import Part
+from isthmus.features.publishing.changes import KeyChanges
 from isthmus.features.publishing.publish import Publication, publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.pipeline import Client, run
@@ -483,7 +483,7 @@ def test_a_state_is_the_row_that_wins_for_each_key(rows: list[tuple[int, int, in
     }
     times = [row[1] for some in table.values() for row in some if row[1] <= at]
     assert state.horizon == max(times, default=-(1 << 63))
-    changed, moved = Part(state, state)._changes
+    changed, moved = KeyChanges(state, state)._changes
     assert not changed.any()
     assert not moved.any()
 

@@ -21,7 +21,7 @@ from isthmus.features.errors import ConfigurationError, DependencyError, GateFai
 from isthmus.features.feast.existing import encoding
 from isthmus.orchestration.audit.audit import audit
 from isthmus.orchestration.audit.page import page
-from isthmus.orchestration.audit.report import Report
+from isthmus.orchestration.audit.report import AuditReport
 from tests.commandline import run
 from tests.orchestration.audit.repository import (
     CITY,
@@ -64,7 +64,7 @@ def repo(clean: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(clean, tmp_path / "repo"))
 
 
-def causes(report: Report) -> set[str]:
+def causes(report: AuditReport) -> set[str]:
     assert not [error for view in report.views for error in view.errors]
     return {finding.cause for _, finding in report.findings}
 
@@ -266,6 +266,16 @@ def test_a_repository_that_cannot_be_read_is_refused(repo: Path) -> None:
     assert "hunter2" not in _refusal(repo, ConfigurationError)
     settings.unlink()
     assert "feature_store.yaml: is missing" in _refusal(repo, ConfigurationError)
+
+
+def test_a_repository_without_views_does_not_pass(repo: Path) -> None:
+    registry = Registry.FromString((repo / "registry.pb").read_bytes())
+    del registry.feature_views[:]
+    (repo / "registry.pb").write_bytes(registry.SerializeToString())
+    report = audit(repo)
+    assert not report.passed
+    with pytest.raises(DependencyError, match="has no view with a source"):
+        report.require()
 
 
 def test_a_registry_of_a_newer_feast_is_read_with_a_note(repo: Path) -> None:

@@ -15,7 +15,7 @@ from isthmus import DependencyError
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.publishing.changes import Find, Parts, Selection
+from isthmus.features.publishing.changes import Find, ViewChanges, WriteSelection
 from isthmus.features.publishing.publish import Publication, publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
@@ -202,7 +202,9 @@ def test_a_version_that_is_removed_meanwhile_is_not_compared(spark: "SparkSessio
     versions = _versions(offline, np.random.default_rng(0))
     find, removed = onlinewrite.finder(spark, Store(offline.root, {}), make_contract(VIEW), url), list[str]()
 
-    def late(history: ViewHistory, at: int, base: tuple[ViewHistory, int] | None) -> AbstractContextManager[Parts]:
+    def late(
+        history: ViewHistory, at: int, base: tuple[ViewHistory, int] | None
+    ) -> AbstractContextManager[ViewChanges]:
         for file in {*(base[0].files if base else ())} - {*history.files} - {*removed}:
             (Path(offline.path(VIEW.table)) / file).unlink()
             removed.append(file)
@@ -230,7 +232,7 @@ def test_tasks_of_a_run_that_was_killed_write_no_more(spark: "SparkSession", tmp
         with find(offline.history(VIEW, versions[0]), 10, None) as parts:
             world.publish(versions[1], 13)
             held = world.held()
-            for act in (lambda: parts.write(Selection(record, 1 << 62), lambda: None),
+            for act in (lambda: parts.write(WriteSelection(record, 1 << 62), lambda: None),
                         lambda: parts.remove_others(record, 1 << 62)):  # fmt: skip
                 with pytest.raises(DependencyError, match="another materialization has taken over"):
                     act()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class Fault:
     """A cause of differences.
 
     Attributes:
@@ -27,53 +27,53 @@ _LINES = {
 _MATERIALIZE = "run `feast materialize` again over the time of these rows"
 
 CAUSES = {
-    "stale row": Cause(
+    "stale row": Fault(
         "The store serves an older row of this key.", f"schedule `feast materialize`, or {_MATERIALIZE}", "batch_engine"
     ),
-    "missing key": Cause("The source has a row for this key, and the store has none.", _MATERIALIZE, "batch_engine"),
-    "missing feature": Cause("The row was written before the view got this feature.", _MATERIALIZE),
-    "expired": Cause(
+    "missing key": Fault("The source has a row for this key, and the store has none.", _MATERIALIZE, "batch_engine"),
+    "missing feature": Fault("The row was written before the view got this feature.", _MATERIALIZE),
+    "expired": Fault(
         "The row is older than the view's ttl: reads should return nulls, and joins should keep the entity row.",
         "ignore values whose event time is older than the ttl", "online_store",
     ),
-    "late ttl": Cause(
+    "late ttl": Fault(
         "The online row has a later time than its event, such as the time of the load, so it expires too late.",
         "write the event time to the store", "batch_engine",
     ),
-    "wrong time": Cause(
+    "wrong time": Fault(
         "The online row has the latest values and an earlier time, or a source row is in the far future.",
         "write the event time",
     ),
-    "wrong time zone": Cause(
+    "wrong time zone": Fault(
         "Online times differ by whole quarters of an hour, or source times are up to 14 hours in the future.",
         "write times with a zone, and run writers and readers of SQLite stores with TZ=UTC",
     ),
-    "rounded": Cause(
+    "rounded": Fault(
         "The value was rounded to a floating-point type with fewer digits.",
         "materialize integers without pandas, or declare the type of the source column", "batch_engine",
     ),
-    "null as a value": Cause("The source has a null, and the store serves a value.", _MATERIALIZE, "batch_engine"),
-    "value lost": Cause("The source has a value, and the store serves null.", _MATERIALIZE, "batch_engine"),
-    "another entity's row": Cause(
+    "null as a value": Fault("The source has a null, and the store serves a value.", _MATERIALIZE, "batch_engine"),
+    "value lost": Fault("The source has a value, and the store serves null.", _MATERIALIZE, "batch_engine"),
+    "another entity's row": Fault(
         "The store serves the row of another key.",
         "look for a writer with wrong or colliding keys, then write the row again",
     ),
-    "other value": Cause(
+    "other value": Fault(
         "No row of the source has this value at this time.", f"find the process that wrote it, or {_MATERIALIZE}"
     ),
-    "unknown row": Cause(
+    "unknown row": Fault(
         "The source has no row of the key at this time: it was pushed online only, or the source has changed.",
         "push to the source as well, or materialize again",
     ),
-    "unknown key": Cause(
+    "unknown key": Fault(
         "The source has no row of this key.", "find the process that wrote it, or load its rows into the source"
     ),
-    "tie": Cause(
+    "tie": Fault(
         "Rows of one key have the same times and different values. Which one is served is random.",
         "give them different event or created timestamps", "offline_store",
     ),
-    "duplicate rows": Cause("The source has the same row more than once.", "remove the copies"),
-    "join": Cause("The offline store's join returns rows or values that differ from the source.", "", "offline_store"),
+    "duplicate rows": Fault("The source has the same row more than once.", "remove the copies"),
+    "join": Fault("The offline store's join returns rows or values that differ from the source.", "", "offline_store"),
 }  # fmt: skip
 
 

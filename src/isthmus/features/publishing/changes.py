@@ -72,8 +72,8 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Tells `Part.write` which rows to write.
+class WriteSelection:
+    """Tells `KeyChanges.write` which rows to write.
 
     Attributes:
         record: the view's record in Redis. Writing stops once another run has replaced it.
@@ -93,7 +93,7 @@ class Selection:
     late: bool = False
 
 
-class Written(msgspec.Struct, frozen=True):
+class WriteTotals(msgspec.Struct, frozen=True):
     """The result of a write. Add the results of all parts.
 
     Attributes:
@@ -110,15 +110,15 @@ class Written(msgspec.Struct, frozen=True):
     removed: int = 0
     found: Sequence[int] = ()
 
-    def __add__(self, other: "Written") -> "Written":
-        return Written(
+    def __add__(self, other: "WriteTotals") -> "WriteTotals":
+        return WriteTotals(
             self.compared + other.compared, self.changed + other.changed, self.written + other.written,
             self.removed + other.removed, [*self.found, *other.found],
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Part:
+class KeyChanges:
     """The latest rows of some keys of a view, and in `before` the rows that the last run published, if known."""
 
     now: LatestRows
@@ -160,7 +160,9 @@ class Part:
         event, known = self.now.event[rows], self.now.known[rows]
         return frozenset((int(pick(event)), int(pick(known))) for pick in (np.min, np.max) if len(event))
 
-    def write(self, store: OnlineStore, selection: Selection, require: Callable[[], None] = lambda: None) -> Written:
+    def write(
+        self, store: OnlineStore, selection: WriteSelection, require: Callable[[], None] = lambda: None
+    ) -> WriteTotals:
         """Write the selected rows in pieces. Call `require` before each piece; it may raise an error to stop.
 
         Raises DependencyError if another run has replaced this one, which seemed dead. Some rows may be written then,
@@ -176,32 +178,32 @@ class Part:
             sent[places[found]] = True
         elif selection.stamp is not None:
             sent = selection.stamp.changes_times(now.event, now.known) == selection.late
-        done = Written(found=found.tolist())
+        done = WriteTotals(found=found.tolist())
         # Write in pieces: Python values take several times the memory of Arrow.
         for piece in rebatch((batch for rows in now.rows(np.flatnonzero(sent)) for batch in rows.to_batches()), PART):
             require()
             require_record(store, view, selection.record)
             counts = write_rows(store, view, piece, selection.horizon)
-            done += Written(counts.compared, counts.changed, counts.written)
+            done += WriteTotals(counts.compared, counts.changed, counts.written)
         if suspects is not None and self.before is not None and selection.horizon is not None:
             gone = ~np.isin(np.arange(len(self.before.content)), self._matched)
-            done += Written(removed=remove(store, view, self.before.keys.filter(pa.array(gone)), selection.horizon))
+            done += WriteTotals(removed=remove(store, view, self.before.keys.filter(pa.array(gone)), selection.horizon))
         require_record(store, view, selection.record)
         return done
 
 
-class Parts(Protocol):
-    """The latest rows of all keys of a view, in this process or on executors. The methods are those of `Part`."""
+class ViewChanges(Protocol):
+    """The latest rows of all keys of a view, in this process or on executors. The methods are those of `KeyChanges`."""
 
     def facts(self, record: Published | None) -> Facts: ...
 
-    def write(self, selection: Selection, require: Callable[[], None]) -> Written: ...
+    def write(self, selection: WriteSelection, require: Callable[[], None]) -> WriteTotals: ...
 
     def remove_others(self, record: bytes | None, horizon: int) -> int:
         """Remove the rows of keys that the view lacks, like `OnlineStore.remove_except`. Return their number."""
 
 
-Find = Callable[[ViewHistory, int, tuple[ViewHistory, int] | None], AbstractContextManager[Parts]]
+Find = Callable[[ViewHistory, int, tuple[ViewHistory, int] | None], AbstractContextManager[ViewChanges]]
 """Opens the latest rows of a history at a time; the last argument is the history and time of the last run, or None."""
 
 

@@ -23,7 +23,16 @@ from isthmus.features.online import record as published
 from isthmus.features.online.loss import SAMPLE
 from isthmus.features.online.record import Published
 from isthmus.features.online.store import EVERYTHING, LEASE_SECONDS, OnlineStore
-from isthmus.features.publishing.changes import Facts, Find, Part, Parts, Selection, Written, key_values, remove
+from isthmus.features.publishing.changes import (
+    Facts,
+    Find,
+    KeyChanges,
+    ViewChanges,
+    WriteSelection,
+    WriteTotals,
+    key_values,
+    remove,
+)
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import translate_errors
 
@@ -184,7 +193,7 @@ class _Run:
             parts, facts, base = self._open(stack, base)
             if overtaken:
                 # Redis has rows of a table that was built later, so these rows overrule nothing.
-                return self._counts(facts, parts.write(Selection(self.record, None), self.lease.require))
+                return self._counts(facts, parts.write(WriteSelection(self.record, None), self.lease.require))
             horizon = max(facts.horizon, before.horizon) if before is not None else facts.horizon
             complete = published.NEVER if before is None or before.contract != view.hash else before.complete_until
             record = Published(
@@ -222,7 +231,7 @@ class _Run:
 
     def _open(
         self, stack: ExitStack, base: tuple[ViewHistory, int] | None
-    ) -> tuple[Parts, Facts, tuple[ViewHistory, int] | None]:
+    ) -> tuple[ViewChanges, Facts, tuple[ViewHistory, int] | None]:
         """Open the rows of the table and of `base` until `stack` closes. Return None as base if it cannot be read."""
         try:
             parts = stack.enter_context(self.find(self.history, self.at, base))
@@ -232,21 +241,23 @@ class _Run:
                 raise
         return self._open(stack, None)  # The version of the base may be gone.
 
-    def _write_changes(self, parts: Parts, horizon: int, suspects: pa.Table, *, moved: bool) -> Written:
-        written = parts.write(Selection(self.record, horizon, suspects, moved), self.lease.require)
+    def _write_changes(self, parts: ViewChanges, horizon: int, suspects: pa.Table, *, moved: bool) -> WriteTotals:
+        written = parts.write(WriteSelection(self.record, horizon, suspects, moved), self.lease.require)
         left = suspects.filter(pa.array(~np.isin(np.arange(len(suspects)), written.found)))
-        return written + Written(removed=remove(self.store, self.view, left, horizon))
+        return written + WriteTotals(removed=remove(self.store, self.view, left, horizon))
 
-    def _write_all(self, parts: Parts, record: Published, horizon: int) -> Written:
+    def _write_all(self, parts: ViewChanges, record: Published, horizon: int) -> WriteTotals:
         if record.stamp is None:
-            written = parts.write(Selection(self.record, horizon), self.lease.require)
+            written = parts.write(WriteSelection(self.record, horizon), self.lease.require)
         else:
             # Rows whose times the stamp would change come last, once the stamp is gone.
-            written = parts.write(Selection(self.record, horizon, stamp=record.stamp), self.lease.require)
+            written = parts.write(WriteSelection(self.record, horizon, stamp=record.stamp), self.lease.require)
             self._publish(msgspec.structs.replace(record, stamp=None))
-            written += parts.write(Selection(self.record, horizon, stamp=record.stamp, late=True), self.lease.require)
+            written += parts.write(
+                WriteSelection(self.record, horizon, stamp=record.stamp, late=True), self.lease.require
+            )
         self.lease.require()
-        return written + Written(removed=parts.remove_others(self.record, horizon))
+        return written + WriteTotals(removed=parts.remove_others(self.record, horizon))
 
     def _publish(self, record: Published) -> None:
         text = msgspec.json.encode(record)
@@ -269,7 +280,7 @@ class _Run:
                 return None  # That version is gone.
         return (history, before.at) if history.fingerprint == before.fingerprint else None
 
-    def _counts(self, facts: Facts, counts: Written) -> Publication:
+    def _counts(self, facts: Facts, counts: WriteTotals) -> Publication:
         return Publication(facts.keys, counts.changed, counts.written, facts.expired, counts.removed, 0.0)
 
 
@@ -279,27 +290,27 @@ class _Here:
 
     store: OnlineStore
     offline: OfflineStore
-    part: Part
+    part: KeyChanges
 
     def facts(self, record: Published | None) -> Facts:
         return self.part.facts(self.store, record)
 
-    def write(self, selection: Selection, require: Callable[[], None]) -> Written:
+    def write(self, selection: WriteSelection, require: Callable[[], None]) -> WriteTotals:
         with self.offline.reading(self.part.now.history.view.table):
             return self.part.write(self.store, selection, require)
 
-    def remove_others(self, record: bytes | None, horizon: int) -> int:  # noqa: ARG002 - as in `Parts`
+    def remove_others(self, record: bytes | None, horizon: int) -> int:  # noqa: ARG002 - as in `ViewChanges`
         now = self.part.now
         return self.store.remove_except(now.history.view, key_values(now.history.view, now.keys), horizon)
 
 
 def _here(store: OnlineStore, offline: OfflineStore) -> Find:
     @contextmanager
-    def find(history: ViewHistory, at: int, base: tuple[ViewHistory, int] | None) -> Iterator[Parts]:
+    def find(history: ViewHistory, at: int, base: tuple[ViewHistory, int] | None) -> Iterator[ViewChanges]:
         with offline.reading(history.view.table):
             now = LatestRows.of(history, at)
             before = base and (now if base[0] is history and base[1] == at else LatestRows.of(*base))
-        yield _Here(store, offline, Part(now, before))
+        yield _Here(store, offline, KeyChanges(now, before))
 
     return find
 

@@ -18,7 +18,7 @@ from isthmus.features.feast.existing import encoding, historical, stored
 from isthmus.features.feast.existing.repository import Repository, View
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.columns import Ints
-from isthmus.orchestration.audit.report import Example, Finding, Report, ViewReport
+from isthmus.orchestration.audit.report import AuditFinding, AuditReport, Example, ViewReport
 
 _EXAMPLES = 3
 _FARTHEST = 14 * 3_600_000_000
@@ -27,7 +27,7 @@ _FARTHEST = 14 * 3_600_000_000
 
 def audit(
     folder: Path, *, sample: int | None = None, views: Collection[str] = (), progress: Progress = silent
-) -> Report:
+) -> AuditReport:
     """Compare the sources of a Feast repository's views with the rows that its stores return. Write nothing to them.
 
     Args:
@@ -67,7 +67,7 @@ def audit(
                    for kind, items in others if len(items)]  # fmt: skip
         online, offline = (str(repository.section(name, default)["type"])
                            for name, default in (("online_store", "sqlite"), ("offline_store", "dask")))  # fmt: skip
-        return Report(
+        return AuditReport(
             str(repository.folder), repository.project, online, offline, _text(now // 1_000_000 * 1_000_000), sample,
             round(time.monotonic() - began, 2), [*repository.notes, *skipped], reports,
         )  # fmt: skip
@@ -137,7 +137,7 @@ class _Audit:
             features = found.features or tuple(history.cells)
             self._add(found.kind, found.cause, history.row[places], features, online, found.keys, note=note)
         if online.unknown:
-            report.add(Finding("only online", "unknown key", online.unknown, {}, []))
+            report.add(AuditFinding("only online", "unknown key", online.unknown, {}, []))
 
     def _join(self) -> None:
         history, everything = self.history, tuple(self.history.cells)
@@ -178,7 +178,7 @@ class _Audit:
             key = None if keys is None else int(keys[n])
             moment = int(self.source.event[row] if at is None else at[n])
             examples.append(self._example(row, list(counts), online, key, moment))
-        self.report.add(Finding(kind, cause, len(rows), counts, examples, note))
+        self.report.add(AuditFinding(kind, cause, len(rows), counts, examples, note))
 
     def _example(self, row: int, names: list[str], online: OnlineRows | None, key: int | None, at: int) -> Example:
         mine = {name: self.history.cells[name][row].as_py() for name in names}

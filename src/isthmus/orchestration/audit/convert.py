@@ -3,7 +3,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from isthmus.features.feast.existing.convert import Definitions
+from isthmus.features.feast.existing.convert import FeastDefinitions
 from isthmus.features.feast.existing.repository import Repository
 from isthmus.orchestration.scaffold import Scaffold, init
 
@@ -27,6 +27,6 @@ def init_from_feast(folder: Path, repository: Path) -> tuple[Scaffold, list[str]
     """
     with TemporaryDirectory(prefix="isthmus-init-") as scratch:
         opened = Repository.open(repository, Path(scratch))
-        written = Definitions(opened)
+        written = FeastDefinitions(opened)
         files = {"definitions.py": written.text(), "README.md": _README.format(project=opened.project)}
         return init(folder, "empty", files), written.left_out

@@ -18,20 +18,20 @@ from isthmus.features.document.blocks import (
     strong,
 )
 from isthmus.features.document.html import to_html
-from isthmus.orchestration.audit.report import KINDS, Example, Finding, Report, ViewReport
+from isthmus.orchestration.audit.report import KINDS, AuditFinding, AuditReport, Example, ViewReport
 
 _WIDEST = 60
 """Maximum characters of a value in a table."""
 
 
-def page(report: Report) -> str:
+def page(report: AuditReport) -> str:
     blocks: list[Block] = [Heading(f"Audit of the Feast project {report.project}", 1), *_summary(report)]
     for view in report.views:
         blocks += [Heading(view.name), *_view(view)]
     return to_html(f"Audit of {report.project}", [*blocks, *_mend(report)])
 
 
-def screen(report: Report) -> Iterator[Block]:
+def screen(report: AuditReport) -> Iterator[Block]:
     yield from _summary(report)
     for view, finding in report.findings:
         yield Paragraph((strong(f"{view.name}: {_title(finding)}. "), CAUSES[finding.cause].meaning))
@@ -39,7 +39,7 @@ def screen(report: Report) -> Iterator[Block]:
     yield from _mend(report)
 
 
-def _summary(report: Report) -> Iterator[Block]:
+def _summary(report: AuditReport) -> Iterator[Block]:
     keys = "all keys" if report.sample is None else f"at most {report.sample:,} keys per view"
     yield Paragraph(f"{report.repository}: offline store {report.offline_store}, online store {report.online_store}. "
                     f"Compared on {report.at}: {keys}, in {report.seconds:,.1f} s. Nothing was written.")  # fmt: skip
@@ -86,14 +86,14 @@ def _view(view: ViewReport) -> Iterator[Block]:
         yield TableBlock(columns, counted, numbers=columns[1:])
 
 
-def _mend(report: Report) -> Iterator[Block]:
+def _mend(report: AuditReport) -> Iterator[Block]:
     if report.mend:
         yield Heading("Fix it with Isthmus's classes for Feast")
         yield Paragraph("Install `isthmus[orchestration]`, set these lines, run `feast apply`, and materialize again.")
         yield Code(report.mend, "feature_store.yaml")
 
 
-def _title(finding: Finding) -> str:
+def _title(finding: AuditFinding) -> str:
     kind = f" ({finding.kind})" if finding.kind not in finding.cause else ""
     features = f" in {', '.join(finding.features)}" if 0 < len(finding.features) <= 3 else ""
     return f"{finding.cause}{kind}: {finding.count:,} row{'s' * (finding.count > 1)}{features}"

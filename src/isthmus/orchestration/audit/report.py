@@ -7,7 +7,10 @@ from typing import Any
 from isthmus.features.audit.causes import CAUSES, mend
 from isthmus.features.errors import DependencyError, GateFailed
 
-KINDS = ("differing", "missing online", "stale", "expired but served", "rounded", "lost by the join", "tie")
+KINDS = (
+    "differing", "missing online", "stale", "expired but served", "rounded", "lost by the join", "wrong in the join",
+    "tie",
+)  # fmt: skip
 """Kinds of findings that are counted per feature. Audits count "differing" values themselves."""
 
 
@@ -25,7 +28,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """Differences of one kind with one cause.
 
     Attributes:
@@ -65,10 +68,10 @@ class ViewReport:
     rows_out: int = 0
     seconds: float = 0.0
     features: dict[str, dict[str, int]] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: AuditFinding) -> None:
         self.findings.append(finding)
         for name, count in finding.features.items() if finding.kind in KINDS[1:] else ():
             counts = self.features[name]
@@ -76,7 +79,7 @@ class ViewReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditReport:
     """The audit of a repository. `mend` has the lines of `feature_store.yaml` that fix some of the findings."""
 
     repository: str
@@ -90,12 +93,13 @@ class Report:
     views: list[ViewReport]
 
     @property
-    def findings(self) -> Iterator[tuple[ViewReport, Finding]]:
+    def findings(self) -> Iterator[tuple[ViewReport, AuditFinding]]:
         return ((view, finding) for view in self.views for finding in view.findings)
 
     @property
     def errors(self) -> list[str]:
-        return [error for view in self.views for error in view.errors]
+        none = ["the repository has no view with a source that can be read"]
+        return [error for view in self.views for error in view.errors] if self.views else none
 
     @property
     def passed(self) -> bool:

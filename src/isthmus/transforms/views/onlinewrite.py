@@ -19,7 +19,16 @@ from isthmus.features.errors import DependencyError
 from isthmus.features.offline.history import LatestRows, ViewHistory, table_schema
 from isthmus.features.online.record import NEVER, Published
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.publishing.changes import Facts, Find, Part, Parts, Selection, Written, names, require_record
+from isthmus.features.publishing.changes import (
+    Facts,
+    Find,
+    KeyChanges,
+    ViewChanges,
+    WriteSelection,
+    WriteTotals,
+    names,
+    require_record,
+)
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.values.arrow import micros
@@ -34,7 +43,7 @@ _SIDE, _UNTIL, _SHOWN, _RANK = "_side", "_until", "_shown", "_rank"
 _TOGETHER = 16
 """Files that a task reads."""
 _REMEDY = "run `isthmus materialize` again, which writes only what is missing"
-_Sum = TypeVar("_Sum", Facts, Written)
+_Sum = TypeVar("_Sum", Facts, WriteTotals)
 
 
 def latest(view: ViewContract, sides: Sequence[tuple["DataFrame", int]]) -> "DataFrame":
@@ -80,7 +89,7 @@ def finder(spark: "SparkSession", store: Store, contract: Contract, url: str) ->
     from pyspark.errors import PySparkException
 
     @contextmanager
-    def find(history: ViewHistory, at: int, base: tuple[ViewHistory, int] | None) -> Iterator[Parts]:
+    def find(history: ViewHistory, at: int, base: tuple[ViewHistory, int] | None) -> Iterator[ViewChanges]:
         view = history.view
         # Apache Spark already looks for the files here: those of `base` may be gone.
         with refused(_place(view, url), DependencyError, _REMEDY):
@@ -109,17 +118,19 @@ class _Executors:
     task: "_Task"
 
     def facts(self, record: Published | None) -> Facts:
-        return self._sum(Facts(), self.rows, partial(_on_part, method=partial(Part.facts, record=record)))
+        return self._sum(Facts(), self.rows, partial(_on_part, method=partial(KeyChanges.facts, record=record)))
 
-    def write(self, selection: Selection, require: Callable[[], None]) -> Written:
+    def write(self, selection: WriteSelection, require: Callable[[], None]) -> WriteTotals:
         require()
-        return self._sum(Written(), self.rows, partial(_on_part, method=partial(Part.write, selection=selection)))
+        return self._sum(
+            WriteTotals(), self.rows, partial(_on_part, method=partial(KeyChanges.write, selection=selection))
+        )
 
     def remove_others(self, record: bytes | None, horizon: int) -> int:
         stored = self.rows.sparkSession.range(0, 1, 1, 1).mapInArrow(replace(self.task, work=_stored), "name binary")
         own = self.rows.mapInArrow(replace(self.task, work=_own), "name binary")
         others = stored.join(own, "name", "left_anti")
-        return self._sum(Written(), others, partial(_remove, record=record, horizon=horizon)).removed
+        return self._sum(WriteTotals(), others, partial(_remove, record=record, horizon=horizon)).removed
 
     def _sum(self, zero: _Sum, rows: "DataFrame", work: Callable[..., Iterator[pa.RecordBatch]]) -> _Sum:
         place = _place(self.task.view, self.task.url)
@@ -153,10 +164,10 @@ class _Task:
             where = f"{without_credentials(self.url)} on executor {socket.gethostname()}"
             raise DependencyError(where, error.found) from None
 
-    def part(self, batches: Iterable[pa.RecordBatch]) -> Part:
+    def part(self, batches: Iterable[pa.RecordBatch]) -> KeyChanges:
         rows = pa.Table.from_batches(batches)
         sides = [self._latest(rows.filter(pc.equal(rows[_SIDE], side)), at) for side, at in enumerate(self.at)]
-        return Part(sides[0], sides[-1] if self.compare else None)
+        return KeyChanges(sides[0], sides[-1] if self.compare else None)
 
     def _latest(self, rows: pa.Table, at: int) -> LatestRows:
         schema, until = table_schema(self.view), pc.max(rows[_UNTIL]).as_py()
@@ -168,7 +179,7 @@ class _Task:
 
 
 def _on_part(
-    task: _Task, store: OnlineStore, batches: Iterator[pa.RecordBatch], method: Callable[..., Facts | Written]
+    task: _Task, store: OnlineStore, batches: Iterator[pa.RecordBatch], method: Callable[..., Facts | WriteTotals]
 ) -> Iterator[pa.RecordBatch]:
     yield result(msgspec.to_builtins(method(task.part(batches), store)))
 

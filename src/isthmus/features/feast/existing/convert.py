@@ -28,7 +28,7 @@ _ALONE = "everything"
 """The entity of views without entities: Isthmus has no views without a key."""
 
 
-class Definitions:
+class FeastDefinitions:
     """Converts a repository to the text of a `definitions.py`.
 
     `text` fills `left_out`: declarations without an equivalent in Isthmus, and names that changed, with reasons.

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from isthmus.features.audit.history import EMPTY, History, same
 from isthmus.features.feast.existing import encoding
-from isthmus.features.feast.existing.repository import SourceTable, View
+from isthmus.features.feast.existing.repository import FeastTable, View
 from isthmus.features.values.columns import Ints, Mask
 
 KEYS = 200
@@ -39,7 +39,7 @@ class Joined:
     near: dict[str, Mask]
 
 
-def join(view: View, source: SourceTable, history: History, now: int) -> Joined:
+def join(view: View, source: FeastTable, history: History, now: int) -> Joined:
     """Choose entity rows and join them through Feast's own offline store. Raise DependencyError if the join fails."""
     place, at = _entity_rows(history, now)
     keys = {name: source.table[name].take(history.row[place]).to_pandas() for name in view.keys}

@@ -53,7 +53,7 @@ _SQL = ("feature_views", "stream_feature_views", "on_demand_feature_views", "lab
 
 
 @dataclass(frozen=True, eq=False)
-class SourceTable:
+class FeastTable:
     """Rows of a view's source, with their serialized entity keys, and event and created times in microseconds."""
 
     table: pa.Table
@@ -61,8 +61,8 @@ class SourceTable:
     event: Ints
     created: Ints
 
-    def take(self, rows: Ints) -> "SourceTable":
-        return SourceTable(self.table.take(rows), self.keys.take(rows), self.event[rows], self.created[rows])
+    def take(self, rows: Ints) -> "FeastTable":
+        return FeastTable(self.table.take(rows), self.keys.take(rows), self.event[rows], self.created[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +250,7 @@ class View:
         mapping = (self.feast.batch_source and self.feast.batch_source.field_mapping) or {}
         return next((column for column, mapped in mapping.items() if mapped == name), name)
 
-    def read(self) -> SourceTable:
+    def read(self) -> FeastTable:
         """Read all rows with a key and an event time: files directly, other sources through Feast's offline store.
 
         Raise ConfigurationError for a view without a readable source, DependencyError if reading fails, and DataError
@@ -278,7 +278,7 @@ class View:
         times = [to_timestamps(table[name], f"{self.where}, column {name}") for name in (event, created) if name]
         usable = np.flatnonzero(pc.and_(encoded.is_valid(), times[0].combine_chunks().is_valid()))
         loaded = pc.coalesce(times[-1], times[0])
-        whole = SourceTable(table, encoded, *(micros(pc.fill_null(t.cast(pa.int64()), 0)) for t in (times[0], loaded)))
+        whole = FeastTable(table, encoded, *(micros(pc.fill_null(t.cast(pa.int64()), 0)) for t in (times[0], loaded)))
         return whole if len(usable) == len(table) else whole.take(usable)
 
     def _pull(self, source: DataSource, columns: Mapping[str, str], event: str, created: str) -> pa.Table:
@@ -294,7 +294,7 @@ class View:
         )  # fmt: skip
         return job.to_arrow()
 
-    def cells(self, source: SourceTable) -> tuple[Cells, list[DataError]]:
+    def cells(self, source: FeastTable) -> tuple[Cells, list[DataError]]:
         """Encode the features of rows. Return an error for each feature whose values do not fit its declared type."""
         cells, errors = dict[str, pa.Array](), list[DataError]()
         for name, dtype in self.types.items():
@@ -304,7 +304,7 @@ class View:
                 errors.append(error)
         return cells, errors
 
-    def rounded(self, source: SourceTable, name: str, rows: Ints) -> pa.Array:
+    def rounded(self, source: FeastTable, name: str, rows: Ints) -> pa.Array:
         """Return encoded values of a feature after rounding, null if its type is never rounded."""
         return encoding.rounded(source.table[name].take(rows), self.types[name])
 
