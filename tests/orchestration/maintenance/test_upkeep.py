@@ -79,6 +79,16 @@ def test_a_log_without_entries_is_left_alone(store: OfflineStore) -> None:
     assert files(store) == before
 
 
+def test_a_log_that_begins_after_its_checkpoint_keeps_all_files(store: OfflineStore) -> None:
+    put(store, rows_of(range(4)))
+    DeltaTable(store.path(VIEW.table)).create_checkpoint()
+    put(store, rows_of(range(5)))
+    (Path(store.path(VIEW.table)) / "_delta_log" / f"{0:020}.json").unlink()
+    before = read(store)
+    assert maintained(store, later=0).deleted == 0
+    assert same_bits(in_order(read(store)), in_order(before))
+
+
 def test_small_files_are_merged_once_and_no_row_changes(store: OfflineStore) -> None:
     put(store, rows_of(range(4)))
     for n in range(8):

@@ -139,7 +139,7 @@ class _Files:
         # week, and vacuum then deletes files of versions that are younger than its retention.
         if start is None and 0 not in self.entries:
             # No version is too old, and the log begins at a checkpoint.
-            start = min(self.checkpoints.keys() & self.entries.keys())
+            start = min(self.checkpoints.keys() & self.entries.keys(), default=None)
         kept = self._paths(None) | (set() if start is None else self._paths(start))
         for version in self.entries:
             if start is None or version > start:
