@@ -63,7 +63,7 @@ def audit(
             ("on-demand", repository.registry.on_demand_feature_views),
             ("label", repository.registry.label_views),
         )
-        skipped = [f"Not audited, because their values are in no source: {len(items)} {kind} views."
+        skipped = [f"Not audited, because no source has their values: {len(items)} {kind} view{'s' * (len(items) > 1)}."
                    for kind, items in others if len(items)]  # fmt: skip
         online, offline = (str(repository.section(name, default)["type"])
                            for name, default in (("online_store", "sqlite"), ("offline_store", "dask")))  # fmt: skip

@@ -53,10 +53,14 @@ def _summary(report: AuditReport) -> Iterator[Block]:
         )
     yield from (Paragraph(bad(f"Not compared: {error}")) for error in report.errors)
     yield from (Paragraph(note) for note in report.notes)
-    columns = ["view", "rows", "keys", "values compared", *KINDS, "rows into join", "rows out of join", "seconds"]
+    counts = {view.name: [sum(each.get(kind, 0) for each in view.features.values()) for kind in KINDS]
+              for view in report.views}  # fmt: skip
+    found = [n for n in range(len(KINDS)) if any(totals[n] for totals in counts.values())]
+    columns = ["view", "rows", "keys", "values compared", *(KINDS[n] for n in found), "rows into join",
+               "rows out of join", "seconds"]  # fmt: skip
     lines: list[list[Text]] = []
     for view in report.views:
-        totals = [sum(counts.get(kind, 0) for counts in view.features.values()) for kind in KINDS]
+        totals = [counts[view.name][n] for n in found]
         joined = [view.rows_in, view.rows_out]
         lines.append([view.name, *map(cell, (view.rows, view.keys, view.compared)),
                       *(bad(cell(total)) if total else cell(total) for total in totals), *map(cell, joined),
